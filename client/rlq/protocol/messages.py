@@ -1,0 +1,439 @@
+"""The messages.  Times of day are Unix seconds (float); durations carry their unit in the name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rlq.protocol.states import JobState
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """The base of every request and reply."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The base of what messages are made of."""
+
+
+# ---- what a job is -----------------------------------------------------------------
+
+
+class Resources(Part):
+    """What a job asks for.  None: not declared; the daemon's default, then what is measured."""
+
+    #: GPUs; 0: none; None (`auto`): one GPU if the machine has any, else none.
+    gpus: int | None = None
+    #: Memory on each GPU.
+    gpu_mem_mib: int | None = None
+    #: Share of each GPU's streaming multiprocessors, 1 to 100.
+    sm_pct: int | None = None
+    cores: int | None = None
+    #: Host memory.
+    mem_mib: int | None = None
+    #: No other job of the queue beside it: on its GPUs, or for a job without GPU on the machine.
+    exclusive: bool = False
+    time_limit_ms: int | None = None
+
+
+class JobSpec(Part):
+    """A submission: exactly what to run, where, as whom; and what it may use."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    #: This job's own variables, on top of `Submit.env`.
+    env: dict[str, str] = {}
+    umask: int = 0o022
+    name: str = ""
+    resources: Resources = Resources()
+    #: Higher goes first; -1000 to 1000.
+    priority: int = 0
+    #: From SIGTERM to SIGKILL.
+    grace_ms: int = 30_000
+    #: Queue it again when the machine reboots under it.
+    requeue: bool = False
+    #: Start in the queue, but held.
+    held: bool = False
+    #: Variables whose values the user gave with --env: rlqd overrides none of these.
+    env_given: tuple[str, ...] = ()
+    #: Absolute path; "" lets the daemon choose.  `%j` is the job's id, `%x` its name.
+    log_path: str = ""
+    #: Rotate the log at this size, keeping one older part; None: unbounded.
+    log_mib_max: int | None = None
+
+    def __repr__(self) -> str:
+        # A job's environment holds tokens and passwords: it is never printed.
+        return f"JobSpec(argv={self.argv!r}, cwd={self.cwd!r}, name={self.name!r}, env=<hidden>)"
+
+
+class Placement(Part):
+    """Where a job runs."""
+
+    gpus: tuple[str, ...] = ()  # UUIDs
+    gpu_indices: tuple[int, ...] = ()  # as nvidia-smi numbers them
+    cores: tuple[int, ...] = ()  # logical CPU numbers
+
+
+class Usage(Part):
+    """What a job was last measured at.  None: not readable."""
+
+    cpu_cores: float | None = None
+    mem_mib: int | None = None
+    gpu_mem_mib: int | None = None
+    sm_pct: int | None = None
+    #: Its readings have been stable for long enough to be charged by them.
+    settled: bool = False
+
+
+class Progress(Part):
+    """What the job itself reported (`rlq.job.report`)."""
+
+    step: int
+    total: int | None = None
+    steps_per_s: float | None = None
+    eta_s: float | None = None
+    metrics: dict[str, float] = {}
+    reported_at: float = 0.0
+
+
+class Job(Part):
+    id: int
+    name: str
+    user: str
+    uid: int
+    state: JobState
+    #: Why it waits, or why it ended so: one sentence, "" when there is nothing to say.
+    reason: str = ""
+    held: bool = False
+    priority: int = 0
+    argv: tuple[str, ...] = ()
+    cwd: str = ""
+    resources: Resources = Resources()
+    attempt: int = 0
+    submitted_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    placement: Placement | None = None
+    usage: Usage | None = None
+    progress: Progress | None = None
+    #: The supervisor's and the command's process ids, while it runs.
+    pid: int | None = None
+    log_path: str = ""
+
+
+# ---- selections --------------------------------------------------------------------
+
+
+class Selection(Part):
+    """Which jobs a verb is about: the jobs that match every field that is set."""
+
+    #: Inclusive ranges; (7, 7) is one job.
+    ids: tuple[tuple[int, int], ...] = ()
+    #: A shell pattern over names.
+    name: str | None = None
+    states: tuple[JobState, ...] = ()
+    #: Numeric user id; None: for `list` everybody, for a verb that acts the caller.
+    uid: int | None = None
+    #: All jobs (that the verb can apply to).
+    all: bool = False
+
+
+# ---- requests ----------------------------------------------------------------------
+
+
+class Ping(Message):
+    """Who is there?  Answered even to a peer of another minor version."""
+
+
+class Submit(Message):
+    """Add jobs: all of them or none."""
+
+    jobs: tuple[JobSpec, ...]
+    #: The environment that all of them share: one array of 10,000 jobs carries it once.
+    env: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Submit(jobs={self.jobs!r}, env=<hidden>)"
+
+
+class List(Message):
+    selection: Selection = Selection()
+    #: Newest first and at most this many; 0: no limit.
+    limit: int = 0
+    #: Only jobs with an id below this one (for paging); 0: from the newest.
+    before: int = 0
+
+
+class Cancel(Message):
+    selection: Selection
+    #: Skip the grace period.
+    now: bool = False
+
+
+class Hold(Message):
+    selection: Selection
+
+
+class Release(Message):
+    selection: Selection
+
+
+class Pause(Message):
+    selection: Selection
+
+
+class Resume(Message):
+    selection: Selection
+
+
+class Requeue(Message):
+    selection: Selection
+
+
+class Wait(Message):
+    """Answered when every selected job has ended, or after `timeout_ms` (at most 30,000)."""
+
+    selection: Selection
+    timeout_ms: int = 10_000
+
+
+class Why(Message):
+    id: int
+
+
+class Environment(Message):
+    """The variables of one's own job."""
+
+    id: int
+
+
+class Devices(Message):
+    pass
+
+
+class Status(Message):
+    pass
+
+
+class Drain(Message):
+    """Start nothing more (`on`), or go on starting (`on=False`)."""
+
+    on: bool = True
+
+
+class Stop(Message):
+    """Ask the daemon to exit.  Running jobs run on."""
+
+
+Request = (
+    Ping
+    | Submit
+    | List
+    | Cancel
+    | Hold
+    | Release
+    | Pause
+    | Resume
+    | Requeue
+    | Wait
+    | Why
+    | Environment
+    | Devices
+    | Status
+    | Drain
+    | Stop
+)
+
+# ---- replies -----------------------------------------------------------------------
+
+
+class Error(Message):
+    """The request failed as a whole, and changed nothing."""
+
+    kind: str  # rlq.errors.RlqError.kind
+    message: str
+    hint: str | None = None
+
+
+class Pong(Message):
+    version: str
+    protocol: int
+    pid: int
+
+
+class Submitted(Message):
+    """Durable: the jobs survive whatever comes now."""
+
+    ids: tuple[int, ...]
+    #: The daemon's log path of each job.
+    log_paths: tuple[str, ...] = ()
+    #: Things the user should know, such as a request that must wait for a lost GPU.
+    warnings: tuple[str, ...] = ()
+
+
+class Jobs(Message):
+    jobs: tuple[Job, ...]
+    #: How many jobs the selection matches, beyond the limit too.
+    total: int
+    #: Ids that were named one by one and do not exist.
+    missing: tuple[int, ...] = ()
+
+
+class Change(Part):
+    """What a verb did to one job."""
+
+    id: int
+    ok: bool
+    state: JobState | None = None
+    #: Why not, or what now: "already COMPLETED", "stopping, SIGKILL in 30 s".
+    message: str = ""
+    #: rlq.errors kind when not ok: "not-found", "not-permitted" or "usage".
+    kind: str = ""
+
+
+class Changed(Message):
+    changes: tuple[Change, ...]
+
+
+class Waited(Message):
+    """`done`: all have ended.  Otherwise ask again."""
+
+    done: bool
+    jobs: tuple[Job, ...]
+    missing: tuple[int, ...] = ()
+
+
+class Holder(Part):
+    """Who has what a job waits for."""
+
+    #: A job of the queue, or None for processes outside it.
+    job: int | None = None
+    user: str = ""
+    amount: int = 0
+    #: When it is expected to end; None: nobody knows.
+    ends_at: float | None = None
+
+
+class Shortage(Part):
+    """One resource a job waits for.  Amounts are in `unit`."""
+
+    #: "gpu memory", "gpu sm", "cores", "host memory", "gpu"
+    resource: str
+    unit: str
+    need: int
+    free: int
+    total: int
+    #: The device's UUID and number, for a GPU's resource.
+    gpu: str | None = None
+    gpu_index: int | None = None
+    holders: tuple[Holder, ...] = ()
+
+
+class Explanation(Message):
+    """Why a job is where it is."""
+
+    id: int
+    state: JobState
+    #: One sentence for people.
+    summary: str
+    #: The alternatives tried, the nearest to fitting first; each a set of shortages.
+    shortages: tuple[Shortage, ...] = ()
+    #: Jobs that go before it.
+    jobs_ahead: int = 0
+    #: It holds the reservation: nothing that would delay it is started.
+    reserved: bool = False
+    #: Earliest start, from the ends that are known; None: nobody knows.
+    starts_at: float | None = None
+
+
+class Variables(Message):
+    env: dict[str, str]
+
+
+class GpuProcess(Part):
+    pid: int
+    user: str
+    command: str
+    #: The job it belongs to, or None: outside the queue.
+    job: int | None = None
+    mem_mib: int | None = None
+    sm_pct: int | None = None
+
+
+class Gpu(Part):
+    uuid: str
+    index: int
+    name: str
+    #: "" when all is well, else what is wrong, in words.
+    problem: str = ""
+    mem_mib_total: int | None = None
+    mem_mib_free: int | None = None
+    sm_pct: int | None = None
+    temperature_c: int | None = None
+    power_w: int | None = None
+    mig: bool | None = None
+    cores_near: tuple[int, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    #: Memory and SM share promised to the queue's jobs, beyond what they use now included.
+    mem_mib_charged: int = 0
+    sm_pct_charged: int = 0
+
+
+class Host(Part):
+    cores: int
+    cores_physical: int
+    cores_assigned: int
+    #: Cores' worth of work done by processes outside the queue.
+    cores_outside: float
+    mem_mib_total: int
+    mem_mib_available: int
+    mem_mib_charged: int
+
+
+class Machine(Message):
+    """The answer to Devices."""
+
+    host: Host
+    gpus: tuple[Gpu, ...] = ()
+    #: "" or why NVML cannot be read at all, in words.
+    nvml_problem: str = ""
+
+
+class DaemonStatus(Message):
+    version: str
+    pid: int
+    uid: int
+    started_at: float
+    state_dir: str
+    socket: str
+    draining: bool
+    #: Things that are wrong now and what to do: disk full, NVML lost, clock odd.
+    problems: tuple[str, ...] = ()
+    counts: dict[str, int] = {}
+    rss_mib: int = 0
+    #: Absolute path of the configuration read, "" for built-in defaults.
+    config_path: str = ""
+    #: Free-form numbers about the daemon itself (loop latency, commits), for doctors.
+    stats: dict[str, Any] = {}
+
+
+class Ok(Message):
+    message: str = ""
+
+
+Reply = (
+    Error
+    | Pong
+    | Submitted
+    | Jobs
+    | Changed
+    | Waited
+    | Explanation
+    | Variables
+    | Machine
+    | DaemonStatus
+    | Ok
+)

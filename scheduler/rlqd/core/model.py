@@ -1,0 +1,411 @@
+"""Nouns of the core: jobs, their states, the machine, events and actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+JobId = NewType("JobId", int)
+#: A GPU's UUID: indices change when a board falls off the bus, UUIDs do not.
+GpuId = NewType("GpuId", str)
+#: Milliseconds on the shell's monotonic clock.  Integers, so that replay is exact.
+Instant = NewType("Instant", int)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What the scheduler needs to know of a job.  Jobs that wait with equal specs are alike:
+    when one does not fit, none does."""
+
+    user: int
+    priority: int = 0
+    gpus: int | None = None  # None: one if the machine has any, else none
+    gpu_mem_mib: int | None = None
+    sm_pct: int | None = None
+    cores: int | None = None
+    mem_mib: int | None = None
+    exclusive: bool = False
+    time_limit_ms: int | None = None
+    grace_ms: int = 30_000
+    requeue: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """What a job is counted for.  GPU amounts are per GPU."""
+
+    cores: int
+    mem_mib: int
+    gpu_mem_mib: int = 0
+    sm_pct: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    gpus: tuple[GpuId, ...]
+    cores: tuple[int, ...]
+    #: What it was admitted with.
+    charge: Charge
+
+
+class Cause(Enum):
+    """Why a job is being stopped."""
+
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed-out"
+    REQUEUED = "requeued"
+    START_TIMED_OUT = "start-timed-out"
+
+
+class Outcome(Enum):
+    """Values are Slurm's state names."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    NODE_FAIL = "NODE_FAIL"
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How the command ended: one of `code` and `signal`; `oom` names the memory it ran out of."""
+
+    code: int | None = None
+    signal: int | None = None
+    oom: str | None = None  # "gpu" or "host"
+
+
+# A state holds exactly the data that is valid in it: no `pid` on a queued job.
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    since: Instant
+    held: bool = False
+    #: Not before this: a launch that failed for a passing reason is tried again a little later.
+    not_before: Instant = Instant(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    placement: Placement
+    deadline: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    placement: Placement
+    pid: int  # the supervisor's
+    since: Instant
+    deadline: Instant | None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """Stopped by SIGSTOP.  It keeps what it holds; its time limit stands still."""
+
+    placement: Placement
+    pid: int
+    since: Instant  # shifted at resume, so that `now - since` is time run
+    left_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completing:
+    placement: Placement
+    pid: int | None  # None: asked to stop before the shell told us the pid
+    cause: Cause
+    #: When SIGKILL is due (again); None: no pid to send it to yet.
+    kill_at: Instant | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    outcome: Outcome
+    exit: Exit
+    reason: str
+
+
+State = Pending | Starting | Running | Suspended | Completing | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    id: JobId
+    spec: JobSpec
+    attempt: int  # attempts begun so far; events of an older attempt are stale
+    state: State
+
+
+# ---- the machine as last read ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """A logical CPU; equal `physical`: hyperthread siblings."""
+
+    number: int
+    physical: int
+    numa_node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """None: unknown.  A device with an unknown memory or SM share admits nothing new."""
+
+    id: GpuId
+    index: int
+    mem_mib_total: int | None
+    mem_mib_free: int | None
+    sm_pct: int | None
+    cores_near: frozenset[int] = frozenset()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuShare:
+    """One job on one GPU.  None: not readable."""
+
+    mem_mib: int | None
+    sm_pct: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    cpu_millicores: int | None
+    mem_mib: int
+    gpus: tuple[tuple[GpuId, GpuShare], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """One look at everything.  `taken_at` is when the reading began."""
+
+    taken_at: Instant
+    cores: tuple[Core, ...]
+    #: Busy share of each core by anything, in thousandths; the colder core is preferred.
+    busy_permille: tuple[tuple[int, int], ...] = ()
+    millicores_outside: int = 0
+    mem_mib_total: int = 0
+    mem_mib_available: int = 0
+    gpus: tuple[GpuFacts, ...] = ()
+    #: Outside the queue, GPUs are known to exist but cannot be read (a failing driver).
+    gpus_unknown: bool = False
+    jobs: tuple[tuple[JobId, JobFacts], ...] = ()
+
+
+# ---- events: facts from outside ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """All of them enter the queue, or none.  Ids are given by the shell, ascending."""
+
+    now: Instant
+    request: int
+    jobs: tuple[tuple[JobId, JobSpec], ...]
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    now: Instant
+    request: int
+    job_id: JobId
+    #: Skip the grace period.
+    at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRequested:
+    now: Instant
+    request: int
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequested:
+    now: Instant
+    request: int
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested:
+    now: Instant
+    request: int
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    now: Instant
+    request: int
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueRequested:
+    """A finished job carries its row: the core keeps none."""
+
+    now: Instant
+    request: int
+    job_id: JobId
+    finished: Job | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSampled:
+    now: Instant
+    facts: MachineFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStarted:
+    """Also told for every live process found after a restart of the daemon."""
+
+    now: Instant
+    job_id: JobId
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    """`passing`: the machine's fault (no pids, no descriptors), worth another try."""
+
+    now: Instant
+    job_id: JobId
+    attempt: int
+    reason: str
+    passing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExited:
+    now: Instant
+    job_id: JobId
+    attempt: int
+    exit: Exit
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLost:
+    """It is gone and left no exit record: a reboot, or its supervisor was killed."""
+
+    now: Instant
+    job_id: JobId
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchVoided:
+    """The daemon died between commit and launch: proved never to have run."""
+
+    now: Instant
+    job_id: JobId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSet:
+    """`reason`: why nothing new may start (draining, disk full); "": go on."""
+
+    now: Instant
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    now: Instant
+
+
+ProcessEvent = ProcessStarted | LaunchFailed | ProcessExited | ProcessLost | LaunchVoided
+UserEvent = (
+    Submitted
+    | CancelRequested
+    | HoldRequested
+    | ReleaseRequested
+    | PauseRequested
+    | ResumeRequested
+    | RequeueRequested
+)
+Event = UserEvent | MachineSampled | ProcessEvent | AdmissionSet | Tick
+
+# ---- actions: commands to the shell ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write the row.  The shell commits all Persists of a step before its other actions."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    job_id: JobId
+    attempt: int
+    placement: Placement
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """SIGTERM, the tree's main process first.  Safe to repeat."""
+
+    job_id: JobId
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL to the whole tree.  Safe to repeat."""
+
+    job_id: JobId
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """SIGSTOP (`on`) or SIGCONT to the whole tree.  Safe to repeat."""
+
+    job_id: JobId
+    attempt: int
+    pid: int
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SampleNow:
+    """A decision waits for fresh readings: do not wait for the next regular one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The request did something.  `note` says what, where the new state does not."""
+
+    request: int
+    job_id: JobId | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """`impossible`: this machine can never meet it; else the job's state does not allow it."""
+
+    request: int
+    message: str
+    hint: str | None = None
+    impossible: bool = False
+    job_id: JobId | None = None
+
+
+Action = Persist | Launch | Terminate | Kill | Freeze | SampleNow | Accept | Refuse
