@@ -1,0 +1,556 @@
+"""The daemon's configuration: every key, once, with its default, its rule and its meaning.
+
+The dataclasses below ARE the table.  Reading a file, `rlqd --print-config` (`describe`) and
+docs/configuration.md (`markdown`) all come from their fields' metadata, so that a key cannot
+exist without being checked and documented.  Python names carry the unit; TOML names do not,
+their values do ("2G", "30s", "20%").
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rlq.errors import UsageError
+from rlq.protocol import units
+
+# ---- kinds of value ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`parse` raises ValueError (or UsageError) on anything that is not `allowed`."""
+
+    parse: Callable[[object], Any]
+    #: The value as TOML, so that parse(show(x)) == x.
+    show: Callable[[Any], str]
+    #: For people: ends the sentence "... must be".
+    allowed: str
+
+
+def _check(ok: bool) -> None:
+    if not ok:
+        raise ValueError
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _show_mib(mib: int) -> str:
+    return f'"{mib // 1024}G"' if mib and mib % 1024 == 0 else f'"{mib}M"'
+
+
+def _show_ms(ms: int) -> str:
+    for unit, per in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        # A minute reads better as 60s: the larger unit only from two on.
+        if ms % per == 0 and (ms // per >= 2 or unit == "s"):
+            return f'"{ms // per}{unit}"'
+    return f'"{ms}ms"'
+
+
+def size(least_mib: int, most_mib: int = 2**40) -> Kind:
+    """MiB."""
+
+    def parse(value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            mib = value
+        else:
+            text = _string(value)
+            # parse_mib knows no nought; here it is a fair amount to keep free.
+            mib = 0 if text.strip().rstrip("KMGTiBkmgtb ") == "0" else units.parse_mib(text)
+        _check(least_mib <= mib <= most_mib)
+        return mib
+
+    most = f" to {units.format_mib(most_mib)}" if most_mib < 2**40 else " or more"
+    allowed = f'a size such as "512M" or "2G" (a bare number is MiB), {least_mib} MiB{most}'
+    return Kind(parse, _show_mib, allowed)
+
+
+def duration(least: str, most: str) -> Kind:
+    """Milliseconds."""
+
+    def of(text: str) -> int:
+        return 0 if text == "0s" else units.parse_duration_ms(text)
+
+    def parse(value: object) -> int:
+        ms = of(_string(value).strip())
+        _check(of(least) <= ms <= of(most))
+        return ms
+
+    return Kind(parse, _show_ms, f'a duration such as "30s" or "2h", {least} to {most}')
+
+
+def optional(kind: Kind) -> Kind:
+    """None, written as an empty string."""
+    return Kind(
+        lambda value: None if value == "" else kind.parse(value),
+        lambda value: '""' if value is None else kind.show(value),
+        f'"" (none) or {kind.allowed}',
+    )
+
+
+def share(least: int, most: int = 100) -> Kind:
+    """Per cent."""
+
+    def parse(value: object) -> int:
+        text = _string(value).strip()
+        pct = 0 if text in ("0", "0%") else units.parse_pct(text)
+        _check(least <= pct <= most)
+        return pct
+
+    return Kind(parse, lambda pct: f'"{pct}%"', f'a share from "{least}%" to "{most}%"')
+
+
+def whole(least: int, most: int) -> Kind:
+    def parse(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError
+        _check(least <= value <= most)
+        return value
+
+    return Kind(parse, str, f"a whole number from {least} to {most}")
+
+
+def choice(*words: str) -> Kind:
+    def parse(value: object) -> str:
+        word = _string(value)
+        _check(word in words)
+        return word
+
+    return Kind(parse, json.dumps, "one of " + ", ".join(f'"{word}"' for word in words))
+
+
+def _parse_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+FLAG = Kind(_parse_flag, lambda value: "true" if value else "false", "true or false")
+#: Linux's own limit for a build of today is 8192.
+_CORES_MAX = 65_536
+
+
+def _parse_cores(value: object) -> tuple[int, ...]:
+    text = _string(value)
+    if not text.strip():
+        return ()
+    ranges = units.parse_ranges(text)
+    _check(all(high < _CORES_MAX for _, high in ranges))
+    return tuple(sorted({n for low, high in ranges for n in range(low, high + 1)}))
+
+
+def _show_cores(cores: tuple[int, ...]) -> str:
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and core == runs[-1][1] + 1:
+            runs[-1][1] = core
+        else:
+            runs.append([core, core])
+    return '"' + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) + '"'
+
+
+CORES = Kind(_parse_cores, _show_cores, '"" (all) or cores such as "0-15" or "0,2,4-7"')
+
+
+def _parse_devices(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError
+    devices = []
+    for item in value:
+        device = str(item) if isinstance(item, int) and not isinstance(item, bool) else item
+        if not isinstance(device, str):
+            raise ValueError
+        _check((device.isascii() and device.isdigit()) or device.startswith(("GPU-", "MIG-")))
+        devices.append(device)
+    return tuple(devices)
+
+
+DEVICES = Kind(
+    _parse_devices,
+    lambda devices: json.dumps(list(devices)),
+    'a list of GPU numbers or UUIDs such as [0, 1] or ["GPU-5a…"]; empty: all',
+)
+
+# ---- keys --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A TOML key."""
+
+    name: str
+    kind: Kind
+    doc: str
+
+
+def _key(name: str, kind: Kind, default: object, doc: str) -> Any:
+    return field(default=kind.parse(default), metadata={"key": Key(name, kind, doc)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What a job is counted for where it declares nothing, until it has been measured."""
+
+    gpu_mem_mib: int = _key("gpu_mem", size(1), "4G", "Memory on each of the job's GPUs.")
+    sm_pct: int = _key(
+        "sm", share(1), "20%", "Share of each of the job's GPUs' streaming multiprocessors."
+    )
+    cores: int = _key("cores", whole(1, 4096), 1, "CPU cores of the job's own.")
+    mem_mib: int = _key("mem", size(1), "2G", "Host memory.")
+    grace_ms: int = _key(
+        "grace", duration("0s", "1d"), "30s", "Time from SIGTERM to SIGKILL when a job is stopped."
+    )
+    time_limit_ms: int | None = _key(
+        "time_limit",
+        optional(duration("1s", "3650d")),
+        "",
+        "Longest time a job may run that sets no `--time-limit`.",
+    )
+    log_mib_max: int | None = _key(
+        "log_max",
+        optional(size(1)),
+        "",
+        "Size at which a job's log is rotated, one older part kept.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """Which GPUs the queue uses, and how much of them."""
+
+    mem_mib_reserve: int = _key(
+        "mem_reserve", size(0), "512M", "Memory that is kept free on each GPU."
+    )
+    sm_pct_limit: int = _key(
+        "sm_limit",
+        share(1),
+        "100%",
+        "Sum of the SM shares of all jobs on one GPU, processes outside the queue included.",
+    )
+    jobs_per_gpu: int = _key(
+        "jobs_per_gpu", whole(0, 1000), 0, "Most jobs at a time on one GPU; 0: no limit."
+    )
+    include: tuple[str, ...] = _key(
+        "include",
+        DEVICES,
+        [],
+        "The GPUs the queue may use. UUIDs stay true when a board is moved; numbers do not.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """Which cores the queue uses."""
+
+    reserve: int = _key("reserve", whole(0, 4096), 0, "Cores that are never given to jobs.")
+    outside: str = _key(
+        "outside",
+        choice("subtract", "ignore"),
+        "subtract",
+        "Whether the cores that processes outside the queue keep busy are subtracted.",
+    )
+    minimum: int = _key(
+        "minimum",
+        whole(0, 4096),
+        1,
+        "Cores the queue may always use, however busy processes outside it are.",
+    )
+    include: tuple[int, ...] = _key("include", CORES, "", "The cores the queue may use.")
+    smt: bool = _key(
+        "smt",
+        FLAG,
+        True,
+        "Whether the second hyperthread of a core may be given to a job when whole cores run out.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Host memory."""
+
+    mib_reserve: int = _key("reserve", size(0), "1G", "Host memory that is kept free.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduling:
+    """When jobs start."""
+
+    reserve_after_ms: int = _key(
+        "reserve_after",
+        duration("0s", "365d"),
+        "60s",
+        "How long the head of the queue waits before smaller jobs may no longer delay it.",
+    )
+    settle_ms: int = _key(
+        "settle",
+        duration("1s", "1h"),
+        "10s",
+        "The readings of a job must be stable over this window before it is counted by them.",
+    )
+    margin_pct: int = _key(
+        "margin", share(0), "10%", "Added to a job's measured peak when it is counted by it."
+    )
+    launch_retries: int = _key(
+        "launch_retries",
+        whole(0, 100),
+        3,
+        "Further tries when a job cannot be started for a passing reason, such as no free pid.",
+    )
+    queued_max: int = _key(
+        "max_queued",
+        whole(1, 10_000_000),
+        1_000_000,
+        "Most jobs that may wait; a submission beyond it is refused.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Monitor:
+    """How the machine is watched."""
+
+    period_ms: int = _key(
+        "period", duration("100ms", "1m"), "1s", "Time between two readings of GPUs and host."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Daemon:
+    """The daemon itself."""
+
+    log_level: str = _key(
+        "log_level",
+        choice("debug", "info", "warning", "error"),
+        "info",
+        "The least important messages that are logged (to stderr; with systemd, the journal).",
+    )
+    keep_finished_ms: int | None = _key(
+        "keep_finished",
+        optional(duration("1m", "3650d")),
+        "",
+        'How long finished jobs stay in `rlq history`, such as "90d"; empty: for ever.',
+    )
+    hide_commands: bool = _key(
+        "hide_commands",
+        FLAG,
+        False,
+        "Whether other users' command lines and folders are hidden from `rlq list` and `show`.",
+    )
+    message_mib_max: int = _key(
+        "max_message",
+        size(1, 64),
+        "64M",
+        "Longest message a client may send. A client that sends more is disconnected.",
+    )
+
+
+SECTIONS: dict[str, type] = {
+    "defaults": Defaults,
+    "gpu": Gpu,
+    "cpu": Cpu,
+    "memory": Memory,
+    "scheduling": Scheduling,
+    "monitor": Monitor,
+    "daemon": Daemon,
+}
+#: The one section whose keys are the user's own.
+ENVIRONMENT = "environment"
+ENVIRONMENT_DOC = "Variables set for every job that does not set them itself. Values are strings."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """`Config()` is the built-in defaults.  One field per section."""
+
+    defaults: Defaults = field(default_factory=Defaults)
+    gpu: Gpu = field(default_factory=Gpu)
+    cpu: Cpu = field(default_factory=Cpu)
+    memory: Memory = field(default_factory=Memory)
+    scheduling: Scheduling = field(default_factory=Scheduling)
+    monitor: Monitor = field(default_factory=Monitor)
+    daemon: Daemon = field(default_factory=Daemon)
+    # Not in the repr: variables may hold passwords.
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+def keys_of(section: type) -> Iterator[tuple[str, Key]]:
+    """(attribute, key) of each key of a section."""
+    for one in fields(section):
+        yield one.name, one.metadata["key"]
+
+
+# ---- reading -----------------------------------------------------------------------
+
+
+def load(path: str | os.PathLike[str] | None) -> Config:
+    """The configuration in the file; None: the built-in defaults.
+
+    Raises:
+        UsageError: the file cannot be read, is not TOML, or holds an unknown key or a value
+            that is not allowed.
+    """
+    if path is None:
+        return Config()
+    try:
+        text = Path(path).read_bytes().decode()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the configuration {path}: {error.strerror}",
+            hint="name another file with --config",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a text file in UTF-8") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Config:
+    """The configuration in TOML text.  `source` names it in errors.
+
+    Raises:
+        UsageError: as `load`.
+    """
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        # Plain ValueError: a date that does not exist, a number with too many digits.
+        raise UsageError(f"{source} is not valid TOML: {error}") from error
+    parts: dict[str, Any] = {}
+    for name, table in document.items():
+        if name not in SECTIONS and name != ENVIRONMENT:
+            raise _unknown_section(name, table, source)
+        if not isinstance(table, dict):
+            raise UsageError(
+                f"{source}: {name} is a section, not a value", hint=f"write [{name}] on a line"
+            )
+        if name == ENVIRONMENT:
+            parts[name] = _environment(table, source)
+        else:
+            parts[name] = _section(name, table, source)
+    return Config(**parts)
+
+
+def _section(name: str, table: dict[str, object], source: str) -> Any:
+    by_name = {key.name: (attribute, key) for attribute, key in keys_of(SECTIONS[name])}
+    values: dict[str, Any] = {}
+    for key_name, value in table.items():
+        if key_name not in by_name:
+            raise _unknown_key(name, key_name, source)
+        attribute, key = by_name[key_name]
+        try:
+            values[attribute] = key.kind.parse(value)
+        except (ValueError, UsageError) as error:
+            raise UsageError(
+                f"{source}: {name}.{key_name} is {_toml(value)}, and must be {key.kind.allowed}",
+                hint=f"the default is {_default(SECTIONS[name], attribute, key)}",
+            ) from error
+    return SECTIONS[name](**values)
+
+
+def _environment(table: dict[str, object], source: str) -> dict[str, str]:
+    environment: dict[str, str] = {}
+    for name, value in table.items():
+        if not name or "=" in name or "\0" in name:
+            raise UsageError(f"{source}: {name!r} in [environment] cannot be a variable's name")
+        if not isinstance(value, str) or "\0" in value:
+            # The value is not shown: it may be a secret.
+            raise UsageError(
+                f"{source}: environment.{name} must be a string without NUL",
+                hint=f'write {name} = "…"',
+            )
+        environment[name] = value
+    return environment
+
+
+def _unknown_section(name: str, value: object, source: str) -> UsageError:
+    if isinstance(value, dict):
+        near = difflib.get_close_matches(name, [*SECTIONS, ENVIRONMENT], n=1)
+        hint = f"did you mean [{near[0]}]?" if near else "sections: " + ", ".join(SECTIONS)
+        return UsageError(f"{source}: unknown section [{name}]", hint=hint)
+    error = _unknown_key("", name, source)
+    return UsageError(f"{source}: key {name} stands in no section", hint=error.hint)
+
+
+def _unknown_key(section: str, name: str, source: str) -> UsageError:
+    """Nearest in its own section first, then anywhere."""
+    own = [key.name for _, key in keys_of(SECTIONS[section])] if section else []
+    elsewhere: dict[str, str] = {}
+    for other, table in SECTIONS.items():
+        if other != section:
+            for _, key in keys_of(table):
+                elsewhere.setdefault(key.name, other)
+    if near := difflib.get_close_matches(name, own, n=1):
+        hint = f"did you mean {section}.{near[0]}?"
+    elif near := difflib.get_close_matches(name, list(elsewhere), n=1, cutoff=0.75):
+        hint = f"did you mean {elsewhere[near[0]]}.{near[0]}?"
+    elif own:
+        hint = f"[{section}] has " + ", ".join(own)
+    else:
+        hint = "`rlqd --print-config` prints every key"
+    return UsageError(f"{source}: unknown key {section}.{name}", hint=hint)
+
+
+def _toml(value: object) -> str:
+    """A value as its writer knows it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _default(section: type, attribute: str, key: Key) -> str:
+    return key.kind.show(getattr(section(), attribute))
+
+
+# ---- showing -----------------------------------------------------------------------
+
+
+def describe(config: Config | None = None) -> str:
+    """`config` (the defaults) as commented TOML that reads back as the same configuration.
+
+    Values of [environment] are shown: this is the administrator's own file.
+    """
+    shown = config or Config()
+    lines = ["# The configuration of rlqd; every key, with what it may be.", ""]
+    for name, section in SECTIONS.items():
+        lines += [f"[{name}]", f"# {_first_line(section)}", ""]
+        for attribute, key in keys_of(section):
+            value = getattr(getattr(shown, name), attribute)
+            lines += [f"# {key.doc}", f"# Must be {key.kind.allowed}."]
+            lines += [f"{key.name} = {key.kind.show(value)}", ""]
+    lines += [f"[{ENVIRONMENT}]", f"# {ENVIRONMENT_DOC}"]
+    # JSON's strings are TOML's basic strings, but for DEL, which TOML wants escaped.
+    for variable, value in shown.environment.items():
+        pair = " = ".join(json.dumps(text, ensure_ascii=False) for text in (variable, value))
+        lines.append(pair.replace("\x7f", "\\u007f"))
+    return "\n".join(lines) + "\n"
+
+
+def markdown() -> str:
+    """The tables of docs/configuration.md."""
+    lines: list[str] = []
+    for name, section in SECTIONS.items():
+        lines += [f"### `[{name}]`", "", _first_line(section), ""]
+        lines += ["| key | default | meaning | allowed |", "| --- | --- | --- | --- |"]
+        for attribute, key in keys_of(section):
+            default = _default(section, attribute, key)
+            lines.append(f"| `{key.name}` | `{default}` | {key.doc} | {key.kind.allowed} |")
+        lines.append("")
+    lines += [f"### `[{ENVIRONMENT}]`", "", ENVIRONMENT_DOC, ""]
+    return "\n".join(lines)
+
+
+def _first_line(section: type) -> str:
+    return (section.__doc__ or "").splitlines()[0]
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
