@@ -20,7 +20,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 # ---- what a job is -----------------------------------------------------------------
 
 
-class Resources(Part):
+class Resources(Part, frozen=True, kw_only=True):
     """What a job asks for.  None: not declared; the daemon's default, then what is measured."""
 
     #: GPUs; 0: none; None (`auto`): one GPU if the machine has any, else none.
@@ -37,7 +37,7 @@ class Resources(Part):
     time_limit_ms: int | None = None
 
 
-class JobSpec(Part):
+class JobSpec(Part, frozen=True, kw_only=True):
     """A submission: exactly what to run, where, as whom; and what it may use."""
 
     argv: tuple[str, ...]
@@ -67,7 +67,7 @@ class JobSpec(Part):
         return f"JobSpec(argv={self.argv!r}, cwd={self.cwd!r}, name={self.name!r}, env=<hidden>)"
 
 
-class Placement(Part):
+class Placement(Part, frozen=True, kw_only=True):
     """Where a job runs."""
 
     gpus: tuple[str, ...] = ()  # UUIDs
@@ -75,7 +75,7 @@ class Placement(Part):
     cores: tuple[int, ...] = ()  # logical CPU numbers
 
 
-class Usage(Part):
+class Usage(Part, frozen=True, kw_only=True):
     """What a job was last measured at.  None: not readable."""
 
     cpu_cores: float | None = None
@@ -86,7 +86,7 @@ class Usage(Part):
     settled: bool = False
 
 
-class Progress(Part):
+class Progress(Part, frozen=True, kw_only=True):
     """What the job itself reported (`rlq.job.report`)."""
 
     step: int
@@ -97,7 +97,7 @@ class Progress(Part):
     reported_at: float = 0.0
 
 
-class Job(Part):
+class Job(Part, frozen=True, kw_only=True):
     id: int
     name: str
     user: str
@@ -127,7 +127,7 @@ class Job(Part):
 # ---- selections --------------------------------------------------------------------
 
 
-class Selection(Part):
+class Selection(Part, frozen=True, kw_only=True):
     """Which jobs a verb is about: the jobs that match every field that is set."""
 
     #: Inclusive ranges; (7, 7) is one job.
@@ -144,11 +144,11 @@ class Selection(Part):
 # ---- requests ----------------------------------------------------------------------
 
 
-class Ping(Message):
+class Ping(Message, frozen=True, kw_only=True):
     """Who is there?  Answered even to a peer of another minor version."""
 
 
-class Submit(Message):
+class Submit(Message, frozen=True, kw_only=True):
     """Add jobs: all of them or none."""
 
     jobs: tuple[JobSpec, ...]
@@ -159,7 +159,7 @@ class Submit(Message):
         return f"Submit(jobs={self.jobs!r}, env=<hidden>)"
 
 
-class List(Message):
+class List(Message, frozen=True, kw_only=True):
     selection: Selection = Selection()
     #: Newest first and at most this many; 0: no limit.
     limit: int = 0
@@ -167,64 +167,64 @@ class List(Message):
     before: int = 0
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True, kw_only=True):
     selection: Selection
     #: Skip the grace period.
     now: bool = False
 
 
-class Hold(Message):
+class Hold(Message, frozen=True, kw_only=True):
     selection: Selection
 
 
-class Release(Message):
+class Release(Message, frozen=True, kw_only=True):
     selection: Selection
 
 
-class Pause(Message):
+class Pause(Message, frozen=True, kw_only=True):
     selection: Selection
 
 
-class Resume(Message):
+class Resume(Message, frozen=True, kw_only=True):
     selection: Selection
 
 
-class Requeue(Message):
+class Requeue(Message, frozen=True, kw_only=True):
     selection: Selection
 
 
-class Wait(Message):
+class Wait(Message, frozen=True, kw_only=True):
     """Answered when every selected job has ended, or after `timeout_ms` (at most 30,000)."""
 
     selection: Selection
     timeout_ms: int = 10_000
 
 
-class Why(Message):
+class Why(Message, frozen=True, kw_only=True):
     id: int
 
 
-class Environment(Message):
+class Environment(Message, frozen=True, kw_only=True):
     """The variables of one's own job."""
 
     id: int
 
 
-class Devices(Message):
+class Devices(Message, frozen=True, kw_only=True):
     pass
 
 
-class Status(Message):
+class Status(Message, frozen=True, kw_only=True):
     pass
 
 
-class Drain(Message):
+class Drain(Message, frozen=True, kw_only=True):
     """Start nothing more (`on`), or go on starting (`on=False`)."""
 
     on: bool = True
 
 
-class Stop(Message):
+class Stop(Message, frozen=True, kw_only=True):
     """Ask the daemon to exit.  Running jobs run on."""
 
 
@@ -250,7 +250,7 @@ Request = (
 # ---- replies -----------------------------------------------------------------------
 
 
-class Error(Message):
+class Error(Message, frozen=True, kw_only=True):
     """The request failed as a whole, and changed nothing."""
 
     kind: str  # rlq.errors.RlqError.kind
@@ -258,13 +258,13 @@ class Error(Message):
     hint: str | None = None
 
 
-class Pong(Message):
+class Pong(Message, frozen=True, kw_only=True):
     version: str
     protocol: int
     pid: int
 
 
-class Submitted(Message):
+class Submitted(Message, frozen=True, kw_only=True):
     """Durable: the jobs survive whatever comes now."""
 
     ids: tuple[int, ...]
@@ -274,7 +274,7 @@ class Submitted(Message):
     warnings: tuple[str, ...] = ()
 
 
-class Jobs(Message):
+class Jobs(Message, frozen=True, kw_only=True):
     jobs: tuple[Job, ...]
     #: How many jobs the selection matches, beyond the limit too.
     total: int
@@ -282,7 +282,7 @@ class Jobs(Message):
     missing: tuple[int, ...] = ()
 
 
-class Change(Part):
+class Change(Part, frozen=True, kw_only=True):
     """What a verb did to one job."""
 
     id: int
@@ -294,11 +294,11 @@ class Change(Part):
     kind: str = ""
 
 
-class Changed(Message):
+class Changed(Message, frozen=True, kw_only=True):
     changes: tuple[Change, ...]
 
 
-class Waited(Message):
+class Waited(Message, frozen=True, kw_only=True):
     """`done`: all have ended.  Otherwise ask again."""
 
     done: bool
@@ -306,7 +306,7 @@ class Waited(Message):
     missing: tuple[int, ...] = ()
 
 
-class Holder(Part):
+class Holder(Part, frozen=True, kw_only=True):
     """Who has what a job waits for."""
 
     #: A job of the queue, or None for processes outside it.
@@ -317,7 +317,7 @@ class Holder(Part):
     ends_at: float | None = None
 
 
-class Shortage(Part):
+class Shortage(Part, frozen=True, kw_only=True):
     """One resource a job waits for.  Amounts are in `unit`."""
 
     #: "gpu memory", "gpu sm", "cores", "host memory", "gpu"
@@ -332,7 +332,7 @@ class Shortage(Part):
     holders: tuple[Holder, ...] = ()
 
 
-class Explanation(Message):
+class Explanation(Message, frozen=True, kw_only=True):
     """Why a job is where it is."""
 
     id: int
@@ -349,11 +349,11 @@ class Explanation(Message):
     starts_at: float | None = None
 
 
-class Variables(Message):
+class Variables(Message, frozen=True, kw_only=True):
     env: dict[str, str]
 
 
-class GpuProcess(Part):
+class GpuProcess(Part, frozen=True, kw_only=True):
     pid: int
     user: str
     command: str
@@ -363,7 +363,7 @@ class GpuProcess(Part):
     sm_pct: int | None = None
 
 
-class Gpu(Part):
+class Gpu(Part, frozen=True, kw_only=True):
     uuid: str
     index: int
     name: str
@@ -382,7 +382,7 @@ class Gpu(Part):
     sm_pct_charged: int = 0
 
 
-class Host(Part):
+class Host(Part, frozen=True, kw_only=True):
     cores: int
     cores_physical: int
     cores_assigned: int
@@ -393,7 +393,7 @@ class Host(Part):
     mem_mib_charged: int
 
 
-class Machine(Message):
+class Machine(Message, frozen=True, kw_only=True):
     """The answer to Devices."""
 
     host: Host
@@ -402,7 +402,7 @@ class Machine(Message):
     nvml_problem: str = ""
 
 
-class DaemonStatus(Message):
+class DaemonStatus(Message, frozen=True, kw_only=True):
     version: str
     pid: int
     uid: int
@@ -420,7 +420,7 @@ class DaemonStatus(Message):
     stats: dict[str, Any] = {}
 
 
-class Ok(Message):
+class Ok(Message, frozen=True, kw_only=True):
     message: str = ""
 
 

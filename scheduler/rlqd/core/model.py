@@ -88,12 +88,14 @@ class Pending:
     held: bool = False
     #: Not before this: a launch that failed for a passing reason is tried again a little later.
     not_before: Instant = Instant(0)
+    launch_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Starting:
     placement: Placement
     deadline: Instant
+    launch_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,8 @@ class Suspended:
 
     placement: Placement
     pid: int
-    since: Instant  # shifted at resume, so that `now - since` is time run
-    left_ms: int | None
+    ran_ms: int  # so far
+    left_ms: int | None  # of its time limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,32 @@ class Job:
     spec: JobSpec
     attempt: int  # attempts begun so far; events of an older attempt are stale
     state: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The knobs (docs/configuration.md says what each is for)."""
+
+    gpu_mem_mib_default: int = 4096
+    sm_pct_default: int = 20
+    cores_default: int = 1
+    mem_mib_default: int = 2048
+    gpu_mem_mib_reserve: int = 512
+    sm_pct_limit: int = 100
+    jobs_per_gpu_max: int = 0  # 0: no limit
+    cores_reserve: int = 0
+    cores_minimum: int = 1
+    outside_cpu_counts: bool = True
+    mem_mib_reserve: int = 1024
+    reserve_after_ms: int = 60_000
+    settle_ms: int = 10_000
+    margin_pct: int = 10
+    launch_retries: int = 3
+    launch_retry_delay_ms: int = 5_000
+    launch_timeout_ms: int = 60_000
+    #: Readings older than this are no readings.
+    stale_ms: int = 15_000
+    queued_max: int = 1_000_000
 
 
 # ---- the machine as last read ------------------------------------------------------
@@ -183,9 +211,10 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """One look at everything.  `taken_at` is when the reading began."""
+    """One look at everything.  `taken_at` and `gpus_taken_at` are when the readings began."""
 
     taken_at: Instant
+    gpus_taken_at: Instant
     cores: tuple[Core, ...]
     #: Busy share of each core by anything, in thousandths; the colder core is preferred.
     busy_permille: tuple[tuple[int, int], ...] = ()
@@ -193,8 +222,8 @@ class MachineFacts:
     mem_mib_total: int = 0
     mem_mib_available: int = 0
     gpus: tuple[GpuFacts, ...] = ()
-    #: Outside the queue, GPUs are known to exist but cannot be read (a failing driver).
-    gpus_unknown: bool = False
+    #: There are GPUs, but which cannot be read: a failing driver.  "": they are all in `gpus`.
+    gpus_problem: str = ""
     jobs: tuple[tuple[JobId, JobFacts], ...] = ()
 
 

@@ -1,0 +1,720 @@
+"""The state machine: `step(events) -> actions`.  Every transition of a job is in this file.
+
+The rules, on top:
+
+    PENDING      --admitted-->          CONFIGURING   Launch
+    CONFIGURING  --process started-->   RUNNING
+    CONFIGURING  --launch failed-->     PENDING (a passing reason, a few times) or LAUNCH_FAILED
+    CONFIGURING  --launch voided-->     PENDING       proved never to have run
+    RUNNING      --pause/resume-->      SUSPENDED / RUNNING   Freeze
+    RUNNING      --cancel, time limit, requeue-->  COMPLETING   Terminate, after the grace Kill
+    RUNNING      --exited-->            COMPLETED, FAILED or OUT_OF_MEMORY
+    RUNNING      --lost-->              NODE_FAIL, or PENDING with --requeue
+    COMPLETING   --exited or lost-->    what it was stopped for: CANCELLED, TIMEOUT, PENDING
+
+A step takes all facts known at this moment and decides once.  A job that has ended leaves
+memory; a late word about it, or about an attempt that was given up on, is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from signal import Signals
+from typing import assert_never
+
+from rlqd.core import policy as policies
+from rlqd.core.charge import Footprint, charge_now, need_of
+from rlqd.core.model import (
+    Accept,
+    Action,
+    AdmissionSet,
+    CancelRequested,
+    Cause,
+    Charge,
+    Completing,
+    Event,
+    Exit,
+    Finished,
+    Freeze,
+    GpuId,
+    HoldRequested,
+    Instant,
+    Job,
+    JobId,
+    JobSpec,
+    Kill,
+    Launch,
+    LaunchFailed,
+    LaunchVoided,
+    MachineFacts,
+    MachineSampled,
+    Outcome,
+    PauseRequested,
+    Pending,
+    Persist,
+    Placement,
+    Policy,
+    ProcessEvent,
+    ProcessExited,
+    ProcessLost,
+    ProcessStarted,
+    Refuse,
+    ReleaseRequested,
+    RequeueRequested,
+    ResumeRequested,
+    Running,
+    SampleNow,
+    Starting,
+    State,
+    Submitted,
+    Suspended,
+    Terminate,
+    Tick,
+)
+from rlqd.core.policy import Plan
+from rlqd.core.queue import WaitingQueue
+from rlqd.core.room import Holding, Room, is_impossible, measure
+
+#: SIGKILL is sent again this often until the process is reported gone.
+KILL_AGAIN_MS = 5_000
+
+
+def placement_of(state: State) -> Placement | None:
+    """What a job in this state holds."""
+    match state:
+        case Pending() | Finished():
+            return None
+        case Starting(placement=placement) | Running(placement=placement):
+            return placement
+        case Suspended(placement=placement) | Completing(placement=placement):
+            return placement
+        case _:
+            assert_never(state)
+
+
+def deadline_of(state: State) -> Instant | None:
+    """When this state needs a Tick if nothing else happens."""
+    match state:
+        case Pending(not_before=at):
+            return at
+        case Starting(deadline=at):
+            return at
+        case Running(deadline=at) | Completing(kill_at=at):
+            return at
+        case Suspended() | Finished():
+            return None
+        case _:
+            assert_never(state)
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Owns all jobs that have not ended.  Mutated only by `step`."""
+
+    policy: Policy = field(default_factory=Policy)
+    jobs: dict[JobId, Job] = field(default_factory=dict[JobId, Job])
+    facts: MachineFacts | None = None
+    now: Instant = field(default=Instant(0))
+    #: Why nothing new may start; "": all is well.
+    closed: str = ""
+    footprints: dict[JobId, Footprint] = field(default_factory=dict[JobId, Footprint])
+    _queue: WaitingQueue = field(default_factory=WaitingQueue)
+    #: Everything but Pending.
+    _active: set[JobId] = field(default_factory=set[JobId])
+    #: Pending, not held, but not yet due.
+    _delayed: set[JobId] = field(default_factory=set[JobId])
+    #: A GPU that a job has left admits nothing until it was read after this.
+    _gpus_fresh_after: dict[GpuId, Instant] = field(default_factory=dict[GpuId, Instant])
+    #: Equal specs are one object, and a waiting job costs little memory.
+    _specs: dict[JobSpec, JobSpec] = field(default_factory=dict[JobSpec, JobSpec])
+    _reserve_at: Instant | None = None
+    _out: list[Action] = field(default_factory=list[Action])
+
+    @classmethod
+    def restore(cls, rows: Iterable[Job], policy: Policy, now: Instant) -> Scheduler:
+        """Rebuild after a restart from the rows of jobs that have not ended.
+
+        The shell then reports, for each job that may have a process, what became of it:
+        ProcessStarted, ProcessExited, ProcessLost or LaunchVoided.
+        """
+        scheduler = cls(policy=policy, now=now)
+        for job in rows:
+            assert not isinstance(job.state, Finished), job
+            scheduler._enter(job)
+        return scheduler
+
+    def step(self, now: Instant, events: Iterable[Event] = ()) -> list[Action]:
+        """Take facts in, return what the shell must do, in order."""
+        assert now >= self.now, "the shell's clock ran backwards"
+        self.now = now
+        assert not self._out
+        for event in events:
+            self._apply(event)
+        self._expire()
+        self._start_what_fits()
+        out, self._out = self._out, []
+        return out
+
+    def next_wakeup(self) -> Instant | None:
+        """When to step again if nothing happens before, or None.  Strictly after `now`."""
+        times = [deadline_of(self.jobs[i].state) for i in (*self._active, *self._delayed)]
+        times.append(self._reserve_at)
+        return min((at for at in times if at is not None and at > self.now), default=None)
+
+    # ---- questions -----------------------------------------------------------------
+
+    def holdings(self) -> list[Holding]:
+        """Derived from job states, so that it cannot drift from them; by job id."""
+        found: list[Holding] = []
+        for job_id in sorted(self._active):
+            job = self.jobs[job_id]
+            placement = placement_of(job.state)
+            assert placement is not None
+            found.append(
+                Holding(
+                    job_id=job_id,
+                    placement=placement,
+                    charge=self.charge_of(job),
+                    exclusive=job.spec.exclusive,
+                    ends_at=_known_end(self.now, job),
+                )
+            )
+        return found
+
+    def charge_of(self, job: Job) -> Charge:
+        placement = placement_of(job.state)
+        assert placement is not None
+        print_ = self.footprints.get(job.id)
+        return charge_now(placement.charge, job.spec, print_, self.policy)
+
+    def room(self) -> Room | None:
+        """What is left for one more job; None: the machine has not been read, or too long ago."""
+        if self.facts is None or self.now - self.facts.taken_at > self.policy.stale_ms:
+            return None
+        return measure(self.now, self.facts, self.holdings(), self._gpus_fresh_after, self.policy)
+
+    def plan(self) -> Plan | None:
+        """What would start now and why the rest waits; None: nothing may be decided now."""
+        room = self.room()
+        if room is None or self.facts is None:
+            return None
+        return policies.plan(
+            self.now, self._queue, room, self.holdings(), self.facts, self.policy, self._since
+        )
+
+    def jobs_ahead(self, job: Job) -> int:
+        return self._queue.ahead_of(job.spec, job.id)
+
+    def is_waiting(self, job: Job) -> bool:
+        """In the queue proper: pending, not held, due."""
+        return self._queue.contains(job.spec, job.id)
+
+    # ---- events --------------------------------------------------------------------
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case Submitted():
+                self._submitted(event)
+            case CancelRequested():
+                self._cancel(event)
+            case HoldRequested():
+                self._hold(event)
+            case ReleaseRequested():
+                self._release(event)
+            case PauseRequested():
+                self._pause(event)
+            case ResumeRequested():
+                self._resume(event)
+            case RequeueRequested():
+                self._requeue(event)
+            case MachineSampled(facts=facts):
+                self._sampled(facts)
+            case ProcessStarted(pid=pid):
+                if job := self._current(event):
+                    self._started(job, pid)
+            case LaunchFailed():
+                if job := self._current(event):
+                    self._launch_failed(job, event)
+            case ProcessExited(exit=exit_):
+                if job := self._current(event):
+                    self._exited(job, exit_)
+            case ProcessLost(reason=reason):
+                if job := self._current(event):
+                    self._lost(job, reason)
+            case LaunchVoided():
+                if job := self._current(event):
+                    self._voided(job)
+            case AdmissionSet(reason=reason):
+                self.closed = reason
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+
+    def _current(self, event: ProcessEvent) -> Job | None:
+        """The job, unless the event is about an attempt that was given up on: then None."""
+        job = self.jobs.get(event.job_id)
+        return job if job is not None and job.attempt == event.attempt else None
+
+    # ---- what users ask for --------------------------------------------------------
+
+    def _submitted(self, event: Submitted) -> None:
+        if len(self.jobs) + len(event.jobs) > self.policy.queued_max:
+            self._out.append(
+                Refuse(
+                    event.request,
+                    f"the queue is full: {len(self.jobs)} jobs wait or run,"
+                    f" the limit is {self.policy.queued_max}",
+                    hint="cancel some, or raise scheduling.max_queued",
+                )
+            )
+            return
+        if self.facts is not None:
+            for spec in dict.fromkeys(spec for _, spec in event.jobs):
+                need = need_of(spec, self.facts, self.policy)
+                if why := is_impossible(need, self.facts, self.policy):
+                    self._out.append(
+                        Refuse(
+                            event.request,
+                            f"this job can never start here: {why}",
+                            hint="ask for less (`rlq gpus` shows what there is)",
+                            impossible=True,
+                        )
+                    )
+                    return
+        for job_id, spec in event.jobs:
+            assert job_id not in self.jobs, job_id
+            job = Job(job_id, spec, attempt=0, state=Pending(self.now, held=event.held))
+            self._enter(job)
+            self._out.append(Persist(self.jobs[job_id]))
+        self._out.append(Accept(event.request))
+
+    def _cancel(self, event: CancelRequested) -> None:
+        if (job := self._live(event)) is None:
+            return
+        match job.state:
+            case Pending():
+                self._to(job, Finished(Outcome.CANCELLED, Exit(), "cancelled before it started"))
+            case Completing(pid=pid):
+                # Whatever it was stopped for: once confirmed, a cancel is never retried.
+                kill_at = self.now if event.at_once and pid is not None else job.state.kill_at
+                self._to(job, replace(job.state, cause=Cause.CANCELLED, kill_at=kill_at))
+            case Starting() | Running() | Suspended():
+                self._stop(job, Cause.CANCELLED, at_once=event.at_once)
+            case Finished():
+                raise AssertionError(f"{job} is still in memory")
+            case _:
+                assert_never(job.state)
+        self._out.append(Accept(event.request, event.job_id))
+
+    def _hold(self, event: HoldRequested) -> None:
+        if (job := self._live(event)) is None:
+            return
+        match job.state:
+            case Pending(held=True):
+                self._out.append(Accept(event.request, job.id, "already held"))
+            case Pending():
+                self._to(job, replace(job.state, held=True))
+                self._out.append(Accept(event.request, job.id))
+            case Starting() | Running() | Suspended() | Completing():
+                self._refuse(event, "it has started already", "`rlq pause` stops a running job")
+            case Finished():
+                raise AssertionError(f"{job} is still in memory")
+            case _:
+                assert_never(job.state)
+
+    def _release(self, event: ReleaseRequested) -> None:
+        if (job := self._live(event)) is None:
+            return
+        match job.state:
+            case Pending(held=True):
+                self._to(job, replace(job.state, held=False))
+                self._out.append(Accept(event.request, job.id))
+            case Pending():
+                self._out.append(Accept(event.request, job.id, "was not held"))
+            case Starting() | Running() | Suspended() | Completing():
+                self._refuse(event, "it has started already", None)
+            case Finished():
+                raise AssertionError(f"{job} is still in memory")
+            case _:
+                assert_never(job.state)
+
+    def _pause(self, event: PauseRequested) -> None:
+        if (job := self._live(event)) is None:
+            return
+        match job.state:
+            case Running(placement=placement, pid=pid, since=since, deadline=deadline):
+                left_ms = None if deadline is None else max(1, deadline - self.now)
+                self._to(job, Suspended(placement, pid, self.now - since, left_ms))
+                self._out.append(Freeze(job.id, job.attempt, pid, on=True))
+                self._out.append(Accept(event.request, job.id))
+            case Suspended():
+                self._out.append(Accept(event.request, job.id, "already paused"))
+            case Pending():
+                self._refuse(event, "it has not started yet", "`rlq hold` keeps it from starting")
+            case Starting():
+                self._refuse(event, "it is just starting", "try again in a moment")
+            case Completing():
+                self._refuse(event, "it is being stopped", None)
+            case Finished():
+                raise AssertionError(f"{job} is still in memory")
+            case _:
+                assert_never(job.state)
+
+    def _resume(self, event: ResumeRequested) -> None:
+        if (job := self._live(event)) is None:
+            return
+        match job.state:
+            case Suspended(placement=placement, pid=pid, ran_ms=ran_ms, left_ms=left_ms):
+                deadline = None if left_ms is None else Instant(self.now + left_ms)
+                self._to(job, Running(placement, pid, Instant(self.now - ran_ms), deadline))
+                self._out.append(Freeze(job.id, job.attempt, pid, on=False))
+                self._out.append(Accept(event.request, job.id))
+            case Running():
+                self._out.append(Accept(event.request, job.id, "was not paused"))
+            case Pending():
+                self._refuse(event, "it has not started yet", "`rlq release` frees a held job")
+            case Starting() | Completing():
+                self._refuse(event, "it is not paused", None)
+            case Finished():
+                raise AssertionError(f"{job} is still in memory")
+            case _:
+                assert_never(job.state)
+
+    def _requeue(self, event: RequeueRequested) -> None:
+        if event.finished is not None:
+            assert event.job_id not in self.jobs, event
+            job = replace(event.finished, state=Pending(self.now))
+            self._enter(job)
+            self._out.append(Persist(self.jobs[job.id]))
+            self._out.append(Accept(event.request, job.id))
+            return
+        if (job_ := self._live(event)) is None:
+            return
+        match job_.state:
+            case Pending():
+                self._out.append(Accept(event.request, job_.id, "is in the queue already"))
+                return
+            case Starting() | Running() | Suspended():
+                self._stop(job_, Cause.REQUEUED)
+            case Completing(cause=Cause.TIMED_OUT | Cause.START_TIMED_OUT):
+                self._to(job_, replace(job_.state, cause=Cause.REQUEUED))
+            case Completing(cause=Cause.REQUEUED):
+                pass
+            case Completing():
+                self._refuse(event, "it is being cancelled", "requeue it once it has ended")
+                return
+            case Finished():
+                raise AssertionError(f"{job_} is still in memory")
+            case _:
+                assert_never(job_.state)
+        self._out.append(Accept(event.request, job_.id))
+
+    def _live(
+        self,
+        event: CancelRequested
+        | HoldRequested
+        | ReleaseRequested
+        | PauseRequested
+        | ResumeRequested
+        | RequeueRequested,
+    ) -> Job | None:
+        job = self.jobs.get(event.job_id)
+        if job is None:
+            self._refuse(event, "it has ended already", None)
+        return job
+
+    def _refuse(
+        self,
+        event: CancelRequested
+        | HoldRequested
+        | ReleaseRequested
+        | PauseRequested
+        | ResumeRequested
+        | RequeueRequested,
+        message: str,
+        hint: str | None,
+    ) -> None:
+        self._out.append(Refuse(event.request, message, hint, job_id=event.job_id))
+
+    # ---- what the machine says -----------------------------------------------------
+
+    def _sampled(self, facts: MachineFacts) -> None:
+        self.facts = facts
+        for job_id, measured in facts.jobs:
+            job = self.jobs.get(job_id)
+            if job is not None and isinstance(job.state, Running):
+                footprint = self.footprints.setdefault(job_id, Footprint())
+                footprint.add(facts.taken_at, measured, self.policy)
+        present = {gpu.id for gpu in facts.gpus}
+        for gpu, at in list(self._gpus_fresh_after.items()):
+            if gpu in present and facts.gpus_taken_at >= at:
+                del self._gpus_fresh_after[gpu]
+
+    def _started(self, job: Job, pid: int) -> None:
+        match job.state:
+            case Starting(placement=placement):
+                limit = job.spec.time_limit_ms
+                deadline = None if limit is None else Instant(self.now + limit)
+                self._to(job, Running(placement, pid, self.now, deadline))
+            case Completing(pid=None):
+                # It was asked to stop while being born: now there is a pid to signal.
+                kill_at = Instant(self.now + job.spec.grace_ms)
+                self._to(job, replace(job.state, pid=pid, kill_at=kill_at))
+                self._out.append(Terminate(job.id, job.attempt, pid))
+            case Completing():
+                # Told again after a restart: the signal may have been lost between the
+                # commit and the kill(2).  Signals are safe to repeat; a wait is not.
+                self._out.append(Terminate(job.id, job.attempt, pid))
+            case Suspended():
+                self._out.append(Freeze(job.id, job.attempt, pid, on=True))
+            case Running():
+                self._out.append(Freeze(job.id, job.attempt, pid, on=False))
+            case Pending():
+                pass  # told twice, of an attempt that is over
+            case Finished():
+                raise AssertionError(f"{job} is still in memory")
+            case _:
+                assert_never(job.state)
+
+    def _launch_failed(self, job: Job, event: LaunchFailed) -> None:
+        match job.state:
+            case Starting(launch_failures=before):
+                self._retry_launch(job, before + 1, event.reason, passing=event.passing)
+            case Completing():
+                self._finish_stop(job, Exit(), event.reason)
+            case Running() | Suspended():
+                raise AssertionError(f"{job} runs, yet its launch failed")
+            case Pending():
+                pass
+            case Finished():
+                raise AssertionError(f"{job} is still in memory")
+            case _:
+                assert_never(job.state)
+
+    def _exited(self, job: Job, exit_: Exit) -> None:
+        match job.state:
+            case Starting() | Running() | Suspended():
+                # An exit may overtake the start: a short process.
+                self._to(job, _end_of(exit_))
+            case Completing():
+                self._finish_stop(job, exit_, "")
+            case Pending():
+                pass
+            case Finished():
+                raise AssertionError(f"{job} is still in memory")
+            case _:
+                assert_never(job.state)
+
+    def _lost(self, job: Job, reason: str) -> None:
+        match job.state:
+            case Starting() | Running() | Suspended():
+                if job.spec.requeue:
+                    self._to(job, Pending(self.now))
+                else:
+                    self._to(job, Finished(Outcome.NODE_FAIL, Exit(), reason))
+            case Completing():
+                self._finish_stop(job, Exit(), reason)
+            case Pending():
+                pass
+            case Finished():
+                raise AssertionError(f"{job} is still in memory")
+            case _:
+                assert_never(job.state)
+
+    def _voided(self, job: Job) -> None:
+        match job.state:
+            case Starting(launch_failures=failures):
+                self._to(job, Pending(self.now, launch_failures=failures))
+            case Completing():
+                self._finish_stop(job, Exit(), "")
+            case Running() | Suspended():
+                raise AssertionError(f"{job} runs, yet it was proved never to have run")
+            case Pending():
+                pass
+            case Finished():
+                raise AssertionError(f"{job} is still in memory")
+            case _:
+                assert_never(job.state)
+
+    # ---- time ----------------------------------------------------------------------
+
+    def _expire(self) -> None:
+        for job_id in sorted((*self._active, *self._delayed)):
+            job = self.jobs[job_id]
+            due = deadline_of(job.state)
+            if due is None or due > self.now:
+                continue
+            match job.state:
+                case Pending():
+                    self._delayed.remove(job_id)
+                    self._queue.add(job.spec, job_id)
+                case Starting():
+                    self._stop(job, Cause.START_TIMED_OUT)
+                case Running():
+                    self._stop(job, Cause.TIMED_OUT)
+                case Completing(pid=pid):
+                    assert pid is not None, "a kill is due, but there is nobody to kill"
+                    kill_again_at = Instant(self.now + KILL_AGAIN_MS)
+                    self._to(job, replace(job.state, kill_at=kill_again_at))
+                    self._out.append(Kill(job.id, job.attempt, pid))
+                case Suspended() | Finished():
+                    raise AssertionError(f"{job} has no deadline")
+                case _:
+                    assert_never(job.state)
+
+    # ---- admission -----------------------------------------------------------------
+
+    def _start_what_fits(self) -> None:
+        self._reserve_at = None
+        if self.closed or not self._queue.size:
+            return
+        plan = self.plan()
+        if plan is None:
+            return
+        for start in plan.starts:
+            job = self.jobs[start.job_id]
+            assert isinstance(job.state, Pending)
+            begun = replace(job, attempt=job.attempt + 1)
+            deadline = Instant(self.now + self.policy.launch_timeout_ms)
+            state = Starting(start.placement, deadline, job.state.launch_failures)
+            self._to(begun, state)
+            self._out.append(Launch(job.id, begun.attempt, start.placement, job.spec))
+        if plan.head is not None:
+            self._reserve_at = Instant(self._since[plan.head] + self.policy.reserve_after_ms)
+
+    @property
+    def _since(self) -> _Since:
+        return _Since(self.jobs)
+
+    # ---- transitions ---------------------------------------------------------------
+
+    def _stop(self, job: Job, cause: Cause, *, at_once: bool = False) -> None:
+        match job.state:
+            case Starting(placement=placement):
+                self._to(job, Completing(placement, None, cause, None))
+            case Running(placement=placement, pid=pid) | Suspended(placement=placement, pid=pid):
+                grace_ms = 0 if at_once else job.spec.grace_ms
+                kill_at = Instant(self.now + grace_ms)
+                self._to(job, Completing(placement, pid, cause, kill_at))
+                self._out.append(Terminate(job.id, job.attempt, pid))
+            case Pending() | Completing() | Finished():
+                raise AssertionError(f"{job} cannot be stopped")
+            case _:
+                assert_never(job.state)
+
+    def _finish_stop(self, job: Job, exit_: Exit, reason: str) -> None:
+        assert isinstance(job.state, Completing)
+        match job.state.cause:
+            case Cause.CANCELLED:
+                self._to(job, Finished(Outcome.CANCELLED, exit_, reason or "cancelled"))
+            case Cause.TIMED_OUT:
+                self._to(job, Finished(Outcome.TIMEOUT, exit_, "reached its time limit"))
+            case Cause.REQUEUED:
+                self._to(job, Pending(self.now))
+            case Cause.START_TIMED_OUT:
+                self._retry_launch(job, 1, "it did not start in time", passing=True)
+            case _:
+                assert_never(job.state.cause)
+
+    def _retry_launch(self, job: Job, failures: int, reason: str, *, passing: bool) -> None:
+        if passing and failures <= self.policy.launch_retries:
+            not_before = Instant(self.now + self.policy.launch_retry_delay_ms)
+            self._to(job, Pending(self.now, not_before=not_before, launch_failures=failures))
+        else:
+            self._to(job, Finished(Outcome.LAUNCH_FAILED, Exit(), reason))
+
+    def _to(self, job: Job, state: State) -> None:
+        """The one place where a job changes."""
+        before = self.jobs[job.id]
+        self._leave(before)
+        released = placement_of(before.state)
+        after = replace(job, state=state)
+        if released is not None and placement_of(state) is None:
+            self._released(before, released)
+        if not isinstance(state, Finished):
+            self._enter(after)
+        self._out.append(Persist(after))
+
+    def _released(self, job: Job, placement: Placement) -> None:
+        self.footprints.pop(job.id, None)
+        for gpu in placement.gpus:
+            self._gpus_fresh_after[gpu] = self.now
+        if SampleNow() not in self._out:
+            self._out.append(SampleNow())
+
+    def _enter(self, job: Job) -> None:
+        spec = self._specs.setdefault(job.spec, job.spec)
+        if spec is not job.spec:
+            job = replace(job, spec=spec)
+        self.jobs[job.id] = job
+        match job.state:
+            case Pending(held=True):
+                pass
+            case Pending(not_before=at) if at > self.now:
+                self._delayed.add(job.id)
+            case Pending():
+                self._queue.add(job.spec, job.id)
+            case Starting() | Running() | Suspended() | Completing():
+                self._active.add(job.id)
+            case Finished():
+                raise AssertionError(f"{job} has ended")
+            case _:
+                assert_never(job.state)
+
+    def _leave(self, job: Job) -> None:
+        del self.jobs[job.id]
+        self._active.discard(job.id)
+        self._delayed.discard(job.id)
+        if isinstance(job.state, Pending) and self._queue.contains(job.spec, job.id):
+            self._queue.remove(job.spec, job.id)
+
+
+class _Since(dict[JobId, Instant]):
+    """Since when a pending job waits, looked up when asked."""
+
+    def __init__(self, jobs: dict[JobId, Job]) -> None:
+        super().__init__()
+        self._jobs = jobs
+
+    def __missing__(self, job_id: JobId) -> Instant:
+        state = self._jobs[job_id].state
+        assert isinstance(state, Pending)
+        return state.since
+
+
+def _known_end(now: Instant, job: Job) -> Instant | None:
+    match job.state:
+        case Running(deadline=at):
+            return None if at is None else Instant(at + job.spec.grace_ms)
+        case Suspended():
+            return None
+        case Starting():
+            limit = job.spec.time_limit_ms
+            return None if limit is None else Instant(now + limit + job.spec.grace_ms)
+        case Completing(kill_at=at):
+            return Instant(now + job.spec.grace_ms) if at is None else max(at, now)
+        case Pending() | Finished():
+            raise AssertionError(f"{job} holds nothing")
+        case _:
+            assert_never(job.state)
+
+
+def _end_of(exit_: Exit) -> Finished:
+    if exit_.oom == "gpu":
+        return Finished(Outcome.OUT_OF_MEMORY, exit_, "ran out of GPU memory")
+    if exit_.oom == "host":
+        return Finished(Outcome.OUT_OF_MEMORY, exit_, "ran out of host memory")
+    if exit_.signal is not None:
+        return Finished(Outcome.FAILED, exit_, f"killed by {_signal_name(exit_.signal)}")
+    if exit_.code == 0:
+        return Finished(Outcome.COMPLETED, exit_, "")
+    return Finished(Outcome.FAILED, exit_, f"exit code {exit_.code}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,206 @@
+"""Where one job goes in a given room: which GPUs, which cores; or what is short.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlqd.core.charge import Need
+from rlqd.core.model import GpuId, Placement, Policy
+from rlqd.core.room import GpuRoom, Room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """One resource of which there is not enough."""
+
+    resource: str  # "gpu memory", "gpu sm", "gpu", "jobs", "cores", "host memory"
+    unit: str
+    need: int
+    free: int
+    total: int
+    gpu: GpuId | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """What was tried, the nearest to fitting first.  One alternative is one set of shortages:
+    remove them all and the job starts."""
+
+    alternatives: tuple[tuple[Shortage, ...], ...]
+
+
+def place(need: Need, room: Room, policy: Policy) -> Placement | NoRoom:
+    host = _host_shortages(need, room)
+    if need.gpus == 0:
+        if host:
+            return NoRoom((tuple(host),))
+        return Placement(gpus=(), cores=pick_cores(need.charge.cores, room), charge=need.charge)
+    tried = [(gpu, _gpu_shortages(need, gpu, policy)) for gpu in room.gpus.values()]
+    fitting = sorted((gpu for gpu, short in tried if not short), key=_spread)
+    if len(fitting) < need.gpus or host:
+        short_gpus = sorted((s for _, s in tried if s), key=len)
+        if len(fitting) >= need.gpus:
+            return NoRoom((tuple(host),))
+        if not tried:
+            none = Shortage(
+                resource="gpu",
+                unit="GPUs",
+                need=need.gpus,
+                free=0,
+                total=0,
+                note="no GPU can be read",
+            )
+            return NoRoom(((*host, none),))
+        return NoRoom(tuple((*short, *host) for short in short_gpus))
+    chosen = fitting[: need.gpus]
+    near = frozenset(c for gpu in chosen for c in gpu.facts.cores_near)
+    return Placement(
+        gpus=tuple(gpu.facts.id for gpu in chosen),
+        cores=pick_cores(need.charge.cores, room, near),
+        charge=need.charge,
+    )
+
+
+def _spread(gpu: GpuRoom) -> tuple[int, int, int, int]:
+    """Emptiest first: jobs on different devices do not slow each other down."""
+    assert gpu.mem_mib is not None
+    assert gpu.sm_pct is not None
+    return (gpu.jobs, -gpu.sm_pct, -gpu.mem_mib, gpu.facts.index)
+
+
+def _host_shortages(need: Need, room: Room) -> list[Shortage]:
+    short: list[Shortage] = []
+    cores_free = max(0, min(room.cores_usable, len(room.cores_free)))
+    if need.charge.cores > cores_free:
+        short.append(
+            Shortage(
+                resource="cores",
+                unit="cores",
+                need=need.charge.cores,
+                free=cores_free,
+                total=len(room.cores),
+            )
+        )
+    if need.charge.mem_mib > room.mem_mib:
+        short.append(
+            Shortage(
+                resource="host memory",
+                unit="MiB",
+                need=need.charge.mem_mib,
+                free=max(0, room.mem_mib),
+                total=room.mem_mib_total,
+            )
+        )
+    if room.is_exclusive or (need.exclusive and need.gpus == 0 and room.jobs):
+        note = "a job has the machine to itself" if room.is_exclusive else "wants it to itself"
+        short.append(
+            Shortage(resource="jobs", unit="jobs", need=0, free=0, total=room.jobs, note=note)
+        )
+    return short
+
+
+def _gpu_shortages(need: Need, gpu: GpuRoom, policy: Policy) -> tuple[Shortage, ...]:
+    facts = gpu.facts
+    if gpu.mem_mib is None or gpu.sm_pct is None:
+        unknown = Shortage(
+            resource="gpu",
+            unit="GPUs",
+            need=1,
+            free=0,
+            total=1,
+            gpu=facts.id,
+            note=gpu.why_unknown,
+        )
+        return (unknown,)
+    short: list[Shortage] = []
+    if need.charge.gpu_mem_mib > gpu.mem_mib:
+        short.append(
+            Shortage(
+                resource="gpu memory",
+                unit="MiB",
+                need=need.charge.gpu_mem_mib,
+                free=max(0, gpu.mem_mib),
+                total=facts.mem_mib_total or 0,
+                gpu=facts.id,
+            )
+        )
+    if need.charge.sm_pct > gpu.sm_pct:
+        short.append(
+            Shortage(
+                resource="gpu sm",
+                unit="%",
+                need=need.charge.sm_pct,
+                free=max(0, gpu.sm_pct),
+                total=policy.sm_pct_limit,
+                gpu=facts.id,
+            )
+        )
+    is_full = 0 < policy.jobs_per_gpu_max <= gpu.jobs
+    if is_full or gpu.is_exclusive or (need.exclusive and gpu.jobs):
+        note = (
+            "a job has it to itself"
+            if gpu.is_exclusive
+            else "the limit of jobs per GPU"
+            if is_full
+            else "wants it to itself"
+        )
+        short.append(
+            Shortage(
+                resource="jobs",
+                unit="jobs",
+                need=0,
+                free=0,
+                total=gpu.jobs,
+                gpu=facts.id,
+                note=note,
+            )
+        )
+    return tuple(short)
+
+
+#: A core that outsiders keep busier than this is given out last.
+HOT_PERMILLE = 500
+
+
+def pick_cores(count: int, room: Room, near: frozenset[int] = frozenset()) -> tuple[int, ...]:
+    """`count` of the free cores: physical cores of their own before hyperthread siblings, one
+    NUMA node (the GPU's, if it has one) before several, cold before hot, low before high."""
+    assert count <= len(room.cores_free)
+    taken = {room.cores[c].physical for c in room.cores.keys() - room.cores_free}
+    node = _node(count, room, near, taken)
+    chosen: list[int] = []
+    free = set(room.cores_free)
+    while len(chosen) < count:
+        best = min(
+            free,
+            key=lambda c: (
+                room.cores[c].physical in taken,
+                bool(near) and c not in near,
+                room.cores[c].numa_node != node,
+                room.cores_busy.get(c, 0) >= HOT_PERMILLE,
+                c,
+            ),
+        )
+        chosen.append(best)
+        free.remove(best)
+        taken.add(room.cores[best].physical)
+    return tuple(sorted(chosen))
+
+
+def _node(count: int, room: Room, near: frozenset[int], taken: set[int]) -> int:
+    """The NUMA node that can give most of `count` whole cores, near the GPU if it can; among
+    equals the one with the fewest to spare, so that a large set stays whole for a large job."""
+
+    def rank(node: int) -> tuple[int, int, int, int]:
+        here = [c for c in room.cores_free if room.cores[c].numa_node == node]
+        whole = len({room.cores[c].physical for c in here} - taken)
+        is_near = bool(near.intersection(here))
+        return (-min(whole, count), -is_near, whole, node)
+
+    return min(_nodes(room), key=rank)
+
+
+def _nodes(room: Room) -> Iterable[int]:
+    return {room.cores[c].numa_node for c in room.cores_free}

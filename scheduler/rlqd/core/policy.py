@@ -1,0 +1,150 @@
+"""Which waiting jobs start now.  Pure: reads values, returns values.
+
+In rank order, each job that fits starts, and those behind a job that does not may go before it
+(backfill).  So that a big job is not passed by small ones for ever, the first blocked job that
+has waited long enough gets a reservation (EASY backfill; Lifka 1995): the earliest moment at
+which it will fit, from the ends that are known.  From then on a job behind it starts only if it
+is sure to end before that moment, or fits beside the reserved job as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rlqd.core.charge import Need, need_of
+from rlqd.core.model import Instant, JobId, JobSpec, MachineFacts, Placement, Policy
+from rlqd.core.placement import NoRoom, Shortage, place
+from rlqd.core.queue import WaitingQueue
+from rlqd.core.room import Holding, Room
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    job_id: JobId
+    spec: JobSpec
+    placement: Placement
+
+
+@dataclass(slots=True)
+class Reservation:
+    """What is kept for a blocked job.  `extra` is the room beside it once it runs."""
+
+    job_id: JobId
+    #: None: the jobs it waits for have no known end.
+    starts_at: Instant | None
+    extra: Room
+
+    def admits(self, need: Need, placement: Placement, ends_at: Instant | None) -> bool:
+        """Whether starting this job now leaves the reserved job's start where it is."""
+        if self._ends_in_time(ends_at):
+            return True
+        gpus = [self.extra.gpus[g] for g in placement.gpus]
+        return (
+            need.charge.cores <= min(self.extra.cores_usable, len(self.extra.cores_free))
+            and need.charge.mem_mib <= self.extra.mem_mib
+            and not self.extra.is_exclusive
+            and not (need.exclusive and (gpus or self.extra.jobs))
+            and all(
+                g.mem_mib is not None
+                and g.sm_pct is not None
+                and need.charge.gpu_mem_mib <= g.mem_mib
+                and need.charge.sm_pct <= g.sm_pct
+                and not g.is_exclusive
+                for g in gpus
+            )
+        )
+
+    def take(self, need: Need, placement: Placement, ends_at: Instant | None) -> None:
+        """`need` was admitted beside the reservation: its share of `extra` is gone."""
+        if not self._ends_in_time(ends_at):
+            self.extra.take(placement, need.charge, exclusive=need.exclusive)
+
+    def _ends_in_time(self, ends_at: Instant | None) -> bool:
+        return self.starts_at is not None and ends_at is not None and ends_at <= self.starts_at
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Why a group of equal jobs waits: no room, or room that is kept for another job."""
+
+    no_room: NoRoom | None
+    reserved_for: JobId | None = None
+
+
+@dataclass(slots=True)
+class Plan:
+    starts: list[Start] = field(default_factory=list[Start])
+    blocked: dict[JobSpec, Blocked] = field(default_factory=dict[JobSpec, Blocked])
+    reservation: Reservation | None = None
+    #: The head of the blocked jobs, if it has no reservation yet and time alone may give it one.
+    head: JobId | None = None
+
+
+def plan(
+    now: Instant,
+    queue: WaitingQueue,
+    room: Room,
+    holdings: Sequence[Holding],
+    facts: MachineFacts,
+    policy: Policy,
+    waiting_since: dict[JobId, Instant],
+) -> Plan:
+    """Decide as if at `now`.  `room` is used up; `waiting_since` is asked for blocked heads."""
+    result = Plan()
+    started: list[Holding] = []
+    walk = queue.in_order()
+    for job_id, spec in walk:
+        need = need_of(spec, facts, policy)
+        found = place(need, room, policy)
+        ends_at = None if spec.time_limit_ms is None else Instant(now + spec.time_limit_ms)
+        if isinstance(found, NoRoom):
+            walk.skip()
+            result.blocked[spec] = Blocked(found)
+            if result.reservation is None and result.head is None:
+                if now - waiting_since[job_id] >= policy.reserve_after_ms:
+                    result.reservation = reserve(job_id, need, room, [*holdings, *started], policy)
+                else:
+                    result.head = job_id
+            continue
+        if result.reservation is not None and not result.reservation.admits(need, found, ends_at):
+            walk.skip()
+            result.blocked[spec] = Blocked(None, result.reservation.job_id)
+            continue
+        room.take(found, need.charge, exclusive=need.exclusive)
+        if result.reservation is not None:
+            result.reservation.take(need, found, ends_at)
+        started.append(
+            Holding(
+                job_id=job_id,
+                placement=found,
+                charge=need.charge,
+                exclusive=need.exclusive,
+                ends_at=ends_at,
+            )
+        )
+        result.starts.append(Start(job_id, spec, found))
+    return result
+
+
+def reserve(
+    job_id: JobId, need: Need, room: Room, holdings: Sequence[Holding], policy: Policy
+) -> Reservation | None:
+    """The earliest end of running jobs after which `need` fits, or None if it does not even on
+    a machine without them (outsiders hold it, or a reading is unknown)."""
+    future = room.copy()
+    # Jobs without a known end come last, the oldest first: that order does not change as they
+    # run, so the reservation stays on one device and is met when that device has emptied.
+    by_end = sorted(holdings, key=lambda h: (h.ends_at is None, h.ends_at or Instant(0), h.job_id))
+    for holding in by_end:
+        future.give_back(holding.placement, holding.charge, exclusive=holding.exclusive)
+        found = place(need, future, policy)
+        if isinstance(found, Placement):
+            future.take(found, need.charge, exclusive=need.exclusive)
+            return Reservation(job_id, holding.ends_at, future)
+    return None
+
+
+def shortest(no_room: NoRoom) -> tuple[Shortage, ...]:
+    """The alternative nearest to fitting."""
+    return no_room.alternatives[0] if no_room.alternatives else ()
