@@ -57,6 +57,9 @@ class JobSpec(Part, frozen=True, kw_only=True):
     held: bool = False
     #: Variables whose values the user gave with --env: rlqd overrides none of these.
     env_given: tuple[str, ...] = ()
+    #: Versions of "torch" and "jaxlib" in the command's Python, as far as the client can tell:
+    #: some memory caps exist only from some version on.
+    frameworks: dict[str, str] = {}
     #: Absolute path; "" lets the daemon choose.  `%j` is the job's id, `%x` its name.
     log_path: str = ""
     #: Rotate the log at this size, keeping one older part; None: unbounded.
