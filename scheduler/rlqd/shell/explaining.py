@@ -1,0 +1,147 @@
+"""Why a job waits, in words: the core's own "no", as data and as one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from rlq.protocol.messages import Explanation, Holder, Shortage
+from rlq.protocol.states import JobState
+from rlq.protocol.units import format_duration, format_mib
+from rlqd.core import model, placement
+from rlqd.core.machine import Scheduler
+from rlqd.core.policy import Plan, shortest
+from rlqd.core.room import Holding
+
+
+def waiting_reason(core: Scheduler, plan: Plan | None, job: model.Job, now_unix: float) -> str:
+    """One short sentence on why a pending job has not started."""
+    state = job.state
+    assert isinstance(state, model.Pending)
+    if state.held:
+        return "held; `rlq release` lets it start"
+    if not core.is_waiting(job):
+        left_s = max(0, state.not_before - core.now) / 1000
+        return f"its launch failed; the next try is in {format_duration(left_s)}"
+    if core.closed:
+        return core.closed
+    if plan is None:
+        return "the machine has not been read yet"
+    blocked = plan.blocked.get(job.spec)
+    if blocked is None:
+        return "starts at the next look"
+    if blocked.reserved_for is not None:
+        return f"would delay job {blocked.reserved_for}, which waits for the same and comes first"
+    assert blocked.no_room is not None
+    short = shortest(blocked.no_room)
+    return "waiting for " + ", ".join(_short_words(core, s) for s in short)
+
+
+def explanation(
+    core: Scheduler,
+    plan: Plan | None,
+    job: model.Job,
+    *,
+    now_unix: float,
+    user_of: Callable[[model.JobId], str],
+) -> Explanation:
+    """The whole story of a pending job."""
+    assert isinstance(job.state, model.Pending)
+    blocked = plan.blocked.get(job.spec) if plan is not None else None
+    alternatives = blocked.no_room.alternatives if blocked and blocked.no_room else ()
+    reservation = plan.reservation if plan is not None else None
+    starts_at = None
+    if reservation is not None and reservation.job_id == job.id and reservation.starts_at:
+        starts_at = now_unix + (reservation.starts_at - core.now) / 1000
+    holdings = core.holdings()
+    return Explanation(
+        id=job.id,
+        state=JobState.PENDING,
+        summary=waiting_reason(core, plan, job, now_unix),
+        shortages=tuple(
+            _shortage(core, s, holdings, now_unix, user_of)
+            for alternative in alternatives
+            for s in alternative
+        ),
+        jobs_ahead=core.jobs_ahead(job) if core.is_waiting(job) else 0,
+        reserved=reservation is not None and reservation.job_id == job.id,
+        starts_at=starts_at,
+    )
+
+
+def _short_words(core: Scheduler, short: placement.Shortage) -> str:
+    where = ""
+    if short.gpu is not None:
+        where = f" on GPU {_indices(core).get(short.gpu, '?')}"
+    if short.resource == "gpu":
+        return f"a GPU: GPU{where.removeprefix(' on GPU')}: {short.note}" if where else short.note
+    if short.resource == "jobs":
+        return f"other jobs to end{where} ({short.note})"
+    return (
+        f"{short.resource}{where}: {_amount(short.need, short.unit)} needed,"
+        f" {_amount(short.free, short.unit)} free"
+    )
+
+
+def _amount(amount: int, unit: str) -> str:
+    match unit:
+        case "MiB":
+            return format_mib(amount)
+        case "%":
+            return f"{amount}%"
+        case _:
+            return str(amount)
+
+
+def _indices(core: Scheduler) -> Mapping[model.GpuId, int]:
+    return {g.id: g.index for g in core.facts.gpus} if core.facts is not None else {}
+
+
+def _shortage(
+    core: Scheduler,
+    short: placement.Shortage,
+    holdings: list[Holding],
+    now_unix: float,
+    user_of: Callable[[model.JobId], str],
+) -> Shortage:
+    holders = [
+        Holder(
+            job=h.job_id,
+            user=user_of(h.job_id),
+            amount=amount,
+            ends_at=None if h.ends_at is None else now_unix + (h.ends_at - core.now) / 1000,
+        )
+        for h in holdings
+        if (amount := _held(short, h)) > 0
+    ]
+    outside = short.total - short.free - sum(h.amount for h in holders)
+    if outside > 0 and short.resource in ("gpu memory", "gpu sm", "cores", "host memory"):
+        holders.append(Holder(amount=outside))
+    return Shortage(
+        resource=short.resource,
+        unit=short.unit,
+        need=short.need,
+        free=short.free,
+        total=short.total,
+        gpu=short.gpu,
+        gpu_index=None if short.gpu is None else _indices(core).get(short.gpu),
+        holders=tuple(holders),
+    )
+
+
+def _held(short: placement.Shortage, holding: Holding) -> int:
+    """How much of the short resource this job holds."""
+    if short.gpu is not None and short.gpu not in holding.placement.gpus:
+        return 0
+    match short.resource:
+        case "gpu memory":
+            return holding.charge.gpu_mem_mib
+        case "gpu sm":
+            return holding.charge.sm_pct
+        case "cores":
+            return len(holding.placement.cores)
+        case "host memory":
+            return holding.charge.mem_mib
+        case "jobs":
+            return 1
+        case _:
+            return 0

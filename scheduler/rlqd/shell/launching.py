@@ -1,0 +1,124 @@
+"""What a job's process is given: its environment, its cores, its log.
+
+Three sets of variables decide whether packed jobs help or hurt each other:
+
+* threads.  Every numerical library starts as many threads as it sees cores; ten jobs with
+  sixteen threads each spend their time waiting for one another.  The count is set to the job's
+  own cores, and OMP_WAIT_POLICY=PASSIVE ends libgomp's busy waiting.
+* devices.  CUDA_VISIBLE_DEVICES by UUID, because numbers mean different boards to different
+  programs; empty for a job without GPU, so that it cannot take one by accident.
+* memory.  JAX takes 75 % of a GPU at start unless told otherwise.  A job that declared its GPU
+  memory is held to it where its framework's version can (docs/architecture.md, "Caps").
+
+Inherited values of these are overridden; a value the user gave with --env never is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rlq.protocol.messages import JobSpec
+from rlqd.core.model import Placement
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "NPROC",  # XLA's thread pools on the CPU
+)
+#: A CUDA context lies outside what the frameworks' own allocators count: some 0.5 GiB.
+CUDA_CONTEXT_MIB = 512
+
+
+def environment(
+    spec: JobSpec,
+    inherited: Mapping[str, str],
+    placement: Placement,
+    *,
+    queue: Mapping[str, str],
+    configured: Mapping[str, str],
+    gpu_mem_mib_total: int | None,
+    machine_has_gpus: bool,
+) -> dict[str, str]:
+    """The complete environment of a job.
+
+    Args:
+        inherited: the submitter's environment, shared by the submission.
+        queue: what identifies the job to its children (RLQ_JOB_ID and so on).
+        configured: the [environment] section of the configuration.
+        gpu_mem_mib_total: of the smallest of its GPUs, if known.
+    """
+    env = {**configured, **inherited}
+    ours = _threads(len(placement.cores)) | _devices(placement, machine_has_gpus)
+    if placement.gpus:
+        ours |= _memory(spec, env, gpu_mem_mib_total)
+    for name, value in ours.items():
+        if name in spec.env_given:
+            continue
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    env.update(spec.env)
+    env.update(queue)
+    return env
+
+
+def _threads(cores: int) -> dict[str, str | None]:
+    return {**dict.fromkeys(THREAD_VARIABLES, str(cores)), "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def _devices(placement: Placement, machine_has_gpus: bool) -> dict[str, str | None]:
+    if placement.gpus:
+        return {
+            "CUDA_VISIBLE_DEVICES": ",".join(placement.gpus),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        }
+    if not machine_has_gpus:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    # JAX with its CUDA plugin fails at start when it finds no device it may use.
+    return {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+
+
+def _memory(
+    spec: JobSpec, env: Mapping[str, str], gpu_mem_mib_total: int | None
+) -> dict[str, str | None]:
+    """None: unset.  Only a declared amount is a cap: a default is a guess, and killing a job
+    for a guess would be worse than the crowding it prevents."""
+    ours: dict[str, str | None] = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    given = {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"} & set(spec.env_given)
+    declared_mib = spec.resources.gpu_mem_mib
+    if declared_mib is None or gpu_mem_mib_total is None:
+        return ours
+    fraction = max(0.01, min(1.0, (declared_mib - CUDA_CONTEXT_MIB) / gpu_mem_mib_total))
+    share = f"{fraction:.4f}"
+    jaxlib = _version(spec.frameworks.get("jaxlib"))
+    if not given:
+        # Set beside each other with different values they are an error, so one is unset.  The
+        # old name is understood by every version so far; the new one only by recent ones.
+        new, old = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+        name, other = (new, old) if jaxlib >= (0, 8) else (old, new)
+        ours |= {name: share, other: None}
+    if _version(spec.frameworks.get("torch")) >= (2, 10):
+        # Older versions refuse to start with a key they do not know.
+        before = env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+        if "per_process_memory_fraction" not in before:
+            key = f"per_process_memory_fraction:{share}"
+            ours["PYTORCH_ALLOC_CONF"] = f"{before},{key}" if before else key
+    return ours
+
+
+def _version(text: str | None) -> tuple[int, int]:
+    """(major, minor); (0, 0) if unknown."""
+    match = re.match(r"(\d+)\.(\d+)", text or "")
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def log_path(spec: JobSpec, job_id: int, logs_dir: str) -> str:
+    """Where the job's output goes; `%j` is its id, `%x` its name, as in Slurm."""
+    pattern = spec.log_path or f"{logs_dir}/%j.log"
+    name = re.sub(r"[^\w.+-]", "_", spec.name) or str(job_id)
+    return pattern.replace("%j", str(job_id)).replace("%x", name)

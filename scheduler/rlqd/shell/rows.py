@@ -1,0 +1,136 @@
+"""Core jobs to and from what the database keeps of them."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+import msgspec
+
+from rlq.protocol.messages import JobSpec as WireSpec
+from rlq.protocol.messages import Placement as WirePlacement
+from rlq.protocol.messages import Progress, Usage
+from rlq.protocol.states import JobState
+from rlqd.config import Config
+from rlqd.core import model
+from rlqd.core.machine import placement_of
+
+_STATES: dict[str, type[Any]] = {
+    state.__name__: state
+    for state in (
+        model.Pending,
+        model.Starting,
+        model.Running,
+        model.Suspended,
+        model.Completing,
+        model.Finished,
+    )
+}
+_encoder = msgspec.json.Encoder()
+
+
+def job_state(state: model.State) -> JobState:
+    """Slurm's name for a core state."""
+    match state:
+        case model.Pending():
+            return JobState.PENDING
+        case model.Starting():
+            return JobState.CONFIGURING
+        case model.Running():
+            return JobState.RUNNING
+        case model.Suspended():
+            return JobState.SUSPENDED
+        case model.Completing():
+            return JobState.COMPLETING
+        case model.Finished(outcome=outcome):
+            return JobState(outcome.value)
+        case _:
+            assert_never(state)
+
+
+class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of a row that only the daemon reads.  New fields need defaults."""
+
+    #: `{"kind": "Running", ...}`: the core's state, so that a restart goes on from it.
+    state: dict[str, Any]
+    #: Where it runs, or ran last.
+    placement: WirePlacement | None = None
+    usage: Usage | None = None
+    progress: Progress | None = None
+
+
+_decoder = msgspec.json.Decoder(Detail)
+
+
+def dump_detail(
+    state: model.State,
+    placement: WirePlacement | None,
+    usage: Usage | None,
+    progress: Progress | None,
+) -> bytes:
+    fields = {"kind": type(state).__name__, **msgspec.to_builtins(state)}
+    return _encoder.encode(
+        Detail(state=fields, placement=placement, usage=usage, progress=progress)
+    )
+
+
+def load_detail(text: bytes) -> Detail:
+    return _decoder.decode(text)
+
+
+def load_state(detail: Detail) -> model.State:
+    fields = dict(detail.state)
+    kind = _STATES[fields.pop("kind")]
+    state: model.State = msgspec.convert(fields, kind)
+    return state
+
+
+def core_spec(spec: WireSpec, uid: int, config: Config) -> model.JobSpec:
+    """What the scheduler needs of a submission."""
+    resources = spec.resources
+    return model.JobSpec(
+        user=uid,
+        priority=spec.priority,
+        gpus=resources.gpus,
+        gpu_mem_mib=resources.gpu_mem_mib,
+        sm_pct=resources.sm_pct,
+        cores=resources.cores,
+        mem_mib=resources.mem_mib,
+        exclusive=resources.exclusive,
+        time_limit_ms=resources.time_limit_ms or config.defaults.time_limit_ms,
+        grace_ms=spec.grace_ms,
+        requeue=spec.requeue,
+    )
+
+
+def core_policy(config: Config) -> model.Policy:
+    return model.Policy(
+        gpu_mem_mib_default=config.defaults.gpu_mem_mib,
+        sm_pct_default=config.defaults.sm_pct,
+        cores_default=config.defaults.cores,
+        mem_mib_default=config.defaults.mem_mib,
+        gpu_mem_mib_reserve=config.gpu.mem_mib_reserve,
+        sm_pct_limit=config.gpu.sm_pct_limit,
+        jobs_per_gpu_max=config.gpu.jobs_per_gpu,
+        cores_reserve=config.cpu.reserve,
+        cores_minimum=config.cpu.minimum,
+        outside_cpu_counts=config.cpu.outside == "subtract",
+        mem_mib_reserve=config.memory.mib_reserve,
+        reserve_after_ms=config.scheduling.reserve_after_ms,
+        settle_ms=config.scheduling.settle_ms,
+        margin_pct=config.scheduling.margin_pct,
+        launch_retries=config.scheduling.launch_retries,
+        queued_max=config.scheduling.queued_max,
+        stale_ms=max(15_000, 5 * config.monitor.period_ms),
+    )
+
+
+def wire_placement(state: model.State, indices: dict[model.GpuId, int]) -> WirePlacement | None:
+    """Where a job in this state is; `indices` gives nvidia-smi's numbers."""
+    placement = placement_of(state)
+    if placement is None:
+        return None
+    return WirePlacement(
+        gpus=placement.gpus,
+        gpu_indices=tuple(indices.get(g, -1) for g in placement.gpus),
+        cores=placement.cores,
+    )

@@ -1,0 +1,119 @@
+"""Submissions from outside, checked value by value before anything believes them.
+
+The codec has made sure of types; this makes sure of sense.  A hostile client can send anything
+a struct can hold, and `rlq` itself is only one client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlq.errors import UsageError
+from rlq.protocol.messages import JobSpec, Selection, Submit
+
+JOBS_MAX = 100_000
+ARGS_MAX = 10_000
+#: Linux's own limit of one argument or variable (MAX_ARG_STRLEN), and a sane sum of all.
+STRING_BYTES_MAX = 128 * 1024
+STRINGS_BYTES_MAX = 2 * 1024 * 1024
+NAME_CHARS_MAX = 200
+PATH_BYTES_MAX = 4096
+RANGES_MAX = 10_000
+_YEAR_MS = 366 * 86_400_000
+
+
+def check_submission(submit: Submit) -> None:
+    """Raises UsageError naming the first thing that is wrong."""
+    if not 1 <= len(submit.jobs) <= JOBS_MAX:
+        raise UsageError(
+            f"one submission holds 1 to {JOBS_MAX} jobs, this one {len(submit.jobs)}",
+            hint="submit in parts",
+        )
+    _check_env(submit.env)
+    for spec in submit.jobs:
+        _check_job(spec)
+
+
+def check_selection(selection: Selection) -> None:
+    """Raises UsageError."""
+    if len(selection.ids) > RANGES_MAX:
+        raise UsageError(f"a selection holds at most {RANGES_MAX} ranges")
+    for low, high in selection.ids:
+        if not 0 <= low <= high < 2**63:
+            raise UsageError(f"{low}-{high} is not a range of job ids")
+    if selection.name is not None and len(selection.name) > NAME_CHARS_MAX:
+        raise UsageError("the name pattern is too long")
+    if selection.uid is not None and not 0 <= selection.uid < 2**32:
+        raise UsageError(f"{selection.uid} is not a user id")
+
+
+def _check_job(spec: JobSpec) -> None:
+    if not spec.argv or not spec.argv[0]:
+        raise UsageError("the command is empty", hint="rlq submit -- python train.py")
+    if len(spec.argv) > ARGS_MAX:
+        raise UsageError(f"a command has at most {ARGS_MAX} arguments")
+    size = 0
+    for argument in spec.argv:
+        size += _check_string("an argument", argument, STRING_BYTES_MAX)
+    if size > STRINGS_BYTES_MAX:
+        raise UsageError("the command line is too long")
+    _check_env(spec.env)
+    _check_path("the working folder", spec.cwd)
+    if spec.log_path:
+        _check_path("the log", spec.log_path)
+    if len(spec.name) > NAME_CHARS_MAX or not spec.name.isprintable():
+        raise UsageError(
+            "a job's name is printable and has at most 200 characters", hint="--name sac-seed3"
+        )
+    _check_range("umask", spec.umask, 0, 0o777)
+    _check_range("priority", spec.priority, -1000, 1000)
+    _check_range("the grace period", spec.grace_ms, 0, 86_400_000)
+    _check_range("the log size", spec.log_mib_max, 1, 2**30)
+    if len(spec.env_given) > 1000 or len(spec.frameworks) > 20:
+        raise UsageError("too many variables")
+    resources = spec.resources
+    _check_range("GPUs", resources.gpus, 0, 64)
+    _check_range("GPU memory", resources.gpu_mem_mib, 1, 2**30)
+    _check_range("the SM share", resources.sm_pct, 1, 100)
+    _check_range("cores", resources.cores, 1, 65_536)
+    _check_range("host memory", resources.mem_mib, 1, 2**40)
+    _check_range("the time limit", resources.time_limit_ms, 1, 10 * _YEAR_MS)
+    if resources.gpus == 0 and (resources.gpu_mem_mib or resources.sm_pct):
+        raise UsageError(
+            "GPU memory or SM share for a job without GPU",
+            hint="drop --gpus 0, or --gpu-mem and --sm",
+        )
+
+
+def _check_env(env: Mapping[str, str]) -> None:
+    size = 0
+    for name, value in env.items():
+        if not name or "=" in name:
+            raise UsageError(f"{name!r} cannot be a variable's name")
+        size += _check_string("a variable's name", name, STRING_BYTES_MAX)
+        size += _check_string(f"the variable {name}", value, STRING_BYTES_MAX)
+    if size > STRINGS_BYTES_MAX:
+        raise UsageError("the environment is too large", hint="the limit is 2 MiB")
+
+
+def _check_path(what: str, path: str) -> None:
+    _check_string(what, path, PATH_BYTES_MAX)
+    if not path.startswith("/"):
+        raise UsageError(f"{what} must be an absolute path, not {path!r}")
+
+
+def _check_string(what: str, text: str, bytes_max: int) -> int:
+    try:
+        size = len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} is not valid UTF-8") from error
+    if "\0" in text:
+        raise UsageError(f"{what} holds a NUL character")
+    if size > bytes_max:
+        raise UsageError(f"{what} has {size} bytes, the limit is {bytes_max}")
+    return size
+
+
+def _check_range(what: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise UsageError(f"{what}: {value} is out of range", hint=f"{low} to {high}")

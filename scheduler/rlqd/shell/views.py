@@ -1,0 +1,271 @@
+"""What clients are shown: rows, live readings and the core's reasons, put together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlq import __version__
+from rlq.protocol.messages import (
+    DaemonStatus,
+    Explanation,
+    Gpu,
+    GpuProcess,
+    Host,
+    Job,
+    Machine,
+    Usage,
+)
+from rlq.protocol.units import format_duration
+from rlqd.adapters.sqlite import Row
+from rlqd.config import Config
+from rlqd.core import model
+from rlqd.core.machine import Scheduler
+from rlqd.core.policy import Plan
+from rlqd.readings import GpuReading, GpusReading, HostReading
+from rlqd.shell import explaining, launching, rows
+from rlqd.shell.progress import Tracker
+
+
+@dataclass(slots=True)
+class Live:
+    """What is known of a job beyond the core's facts while it is not finished."""
+
+    uid: int
+    user: str
+    started_at: float | None = None
+    command_pid: int | None = None
+    progress: Tracker | None = None
+
+
+@dataclass(slots=True)
+class Views:
+    """Reads everything, changes nothing."""
+
+    config: Config
+    logs_dir: str
+    core: Scheduler
+    live: dict[model.JobId, Live]
+    host: Callable[[], HostReading | None]
+    gpus: Callable[[], GpusReading | None]
+    supervisor_of: Callable[[int], int | None]
+    owner_of: Callable[[int], tuple[str, str]]
+    started_at: float = field(default_factory=time.time)
+    _plan: Plan | None = None
+    _plan_is_fresh: bool = False
+
+    def invalidate(self) -> None:
+        """A step was taken: what was planned before it is out of date."""
+        self._plan_is_fresh = False
+
+    def plan(self) -> Plan | None:
+        if not self._plan_is_fresh:
+            self._plan = self.core.plan()
+            self._plan_is_fresh = True
+        return self._plan
+
+    # ---- jobs ----------------------------------------------------------------------
+
+    def job(self, row: Row, viewer_uid: int) -> Job:
+        """One job.  Its environment is never in it."""
+        job_id = model.JobId(row.id)
+        spec = row.job_spec
+        detail = rows.load_detail(row.detail)
+        live = self.live.get(job_id)
+        known = self.core.jobs.get(job_id)
+        is_hidden = self.config.daemon.hide_commands and viewer_uid not in (0, row.uid)
+        reason = row.reason
+        placement, usage, progress = detail.placement, detail.usage, detail.progress
+        pid = None
+        if known is not None:
+            if isinstance(known.state, model.Pending):
+                reason = explaining.waiting_reason(self.core, self.plan(), known, time.time())
+            elif isinstance(known.state, model.Completing):
+                reason = _stopping(self.core.now, known.state)
+            usage = self.usage(known) or usage
+            placement = rows.wire_placement(known.state, self.gpu_indices())
+        if live is not None:
+            pid = live.command_pid
+            if live.progress is not None:
+                progress = live.progress.view()
+        return Job(
+            id=row.id,
+            name=row.name,
+            user=row.user,
+            uid=row.uid,
+            state=row.state,
+            reason=reason,
+            held=row.held,
+            priority=row.priority,
+            argv=("<hidden>",) if is_hidden else spec.argv,
+            cwd="" if is_hidden else spec.cwd,
+            resources=spec.resources,
+            attempt=row.attempt,
+            submitted_at=row.submitted_at,
+            started_at=row.started_at,
+            ended_at=row.ended_at,
+            exit_code=row.exit_code,
+            signal=row.signal,
+            placement=placement,
+            usage=usage,
+            progress=progress,
+            pid=pid,
+            log_path="" if is_hidden else launching.log_path(spec, row.id, self.logs_dir),
+        )
+
+    def usage(self, job: model.Job) -> Usage | None:
+        """What a running job was last measured at; None: not yet, or not running."""
+        measured = dict(self.core.facts.jobs).get(job.id) if self.core.facts is not None else None
+        if measured is None:
+            return None
+        print_ = self.core.footprints.get(job.id)
+        mem = [s.mem_mib for _, s in measured.gpus if s.mem_mib is not None]
+        sm = [s.sm_pct for _, s in measured.gpus if s.sm_pct is not None]
+        cpu = measured.cpu_millicores
+        return Usage(
+            cpu_cores=None if cpu is None else cpu / 1000,
+            mem_mib=measured.mem_mib,
+            gpu_mem_mib=max(mem, default=None),
+            sm_pct=max(sm, default=None),
+            settled=print_ is not None and print_.settled,
+        )
+
+    def explanation(self, row: Row, viewer_uid: int) -> Explanation:
+        job = self.core.jobs.get(model.JobId(row.id))
+        if job is None or not isinstance(job.state, model.Pending):
+            view = self.job(row, viewer_uid)
+            return Explanation(id=row.id, state=view.state, summary=_state_words(view))
+        return explaining.explanation(
+            self.core,
+            self.plan(),
+            job,
+            now_unix=time.time(),
+            user_of=lambda job_id: self.live[job_id].user if job_id in self.live else "",
+        )
+
+    # ---- the machine ---------------------------------------------------------------
+
+    def gpu_indices(self) -> dict[model.GpuId, int]:
+        reading = self.gpus()
+        return {} if reading is None else {model.GpuId(g.uuid): g.index for g in reading.gpus}
+
+    def machine(self) -> Machine:
+        host, gpus = self.host(), self.gpus()
+        holdings = self.core.holdings()
+        facts = self.core.facts
+        physical = len({c.physical for c in facts.cores}) if facts is not None else 0
+        return Machine(
+            host=Host(
+                cores=len(facts.cores) if facts is not None else 0,
+                cores_physical=physical,
+                cores_assigned=len({c for h in holdings for c in h.placement.cores}),
+                cores_outside=0.0 if host is None else round(host.cores_outside, 2),
+                mem_mib_total=0 if host is None else host.mem_mib_total,
+                mem_mib_available=0 if host is None else host.mem_mib_available,
+                mem_mib_charged=sum(h.charge.mem_mib for h in holdings),
+            ),
+            gpus=tuple(self._gpu(g) for g in (() if gpus is None else gpus.gpus)),
+            nvml_problem="not read yet" if gpus is None else gpus.problem,
+        )
+
+    def _gpu(self, gpu: GpuReading) -> Gpu:
+        gpu_id = model.GpuId(gpu.uuid)
+        here = [h for h in self.core.holdings() if gpu_id in h.placement.gpus]
+        processes: list[GpuProcess] = []
+        for process in gpu.processes:
+            user, command = self.owner_of(process.pid)
+            processes.append(
+                GpuProcess(
+                    pid=process.pid,
+                    user=user,
+                    command=command,
+                    job=self._job_of(process.pid),
+                    mem_mib=process.mem_mib,
+                    sm_pct=process.sm_pct,
+                )
+            )
+        return Gpu(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            name=gpu.name,
+            problem=gpu.problem,
+            mem_mib_total=gpu.mem_mib_total,
+            mem_mib_free=gpu.mem_mib_free,
+            sm_pct=gpu.sm_pct,
+            temperature_c=gpu.temperature_c,
+            power_w=gpu.power_w,
+            mig=gpu.mig,
+            cores_near=gpu.cores_near,
+            processes=tuple(processes),
+            mem_mib_charged=sum(h.charge.gpu_mem_mib for h in here),
+            sm_pct_charged=sum(h.charge.sm_pct for h in here),
+        )
+
+    def _job_of(self, pid: int) -> int | None:
+        supervisor = self.supervisor_of(pid)
+        if supervisor is None:
+            return None
+        for job_id in self.live:
+            job = self.core.jobs.get(job_id)
+            if job is not None and supervisor_pid(job.state) == supervisor:
+                return job_id
+        return None
+
+    def status(
+        self,
+        *,
+        state_dir: str,
+        socket: str,
+        draining: bool,
+        problems: tuple[str, ...],
+        counts: dict[str, int],
+        config_path: str,
+        stats: dict[str, float],
+    ) -> DaemonStatus:
+        return DaemonStatus(
+            version=__version__,
+            pid=os.getpid(),
+            uid=os.geteuid(),
+            started_at=self.started_at,
+            state_dir=state_dir,
+            socket=socket,
+            draining=draining,
+            problems=problems,
+            counts=counts,
+            rss_mib=_rss_mib(),
+            config_path=config_path,
+            stats=dict(stats),
+        )
+
+
+def supervisor_pid(state: model.State) -> int | None:
+    match state:
+        case model.Running(pid=pid) | model.Suspended(pid=pid) | model.Completing(pid=pid):
+            return pid
+        case model.Pending() | model.Starting() | model.Finished():
+            return None
+
+
+def _stopping(now: model.Instant, state: model.Completing) -> str:
+    if state.kill_at is None:
+        return "being stopped"
+    return f"being stopped; SIGKILL in {format_duration(max(0, state.kill_at - now) / 1000)}"
+
+
+def _state_words(job: Job) -> str:
+    where = ""
+    if job.placement is not None:
+        devices = ", ".join(f"GPU {i}" for i in job.placement.gpu_indices)
+        cores = ",".join(str(c) for c in job.placement.cores)
+        where = f" on {devices} and core {cores}" if devices else f" on core {cores}"
+    if job.state.is_final:
+        return f"it has ended: {job.state}" + (f" ({job.reason})" if job.reason else "")
+    return f"it is not waiting: {job.state}{where}"
+
+
+def _rss_mib() -> int:
+    with open("/proc/self/statm") as statm:
+        pages = int(statm.read().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
