@@ -485,7 +485,9 @@ class Scheduler:
             case Completing():
                 self._finish_stop(job, Exit(), event.reason)
             case Running() | Suspended():
-                raise AssertionError(f"{job} runs, yet its launch failed")
+                # Found alive after a restart of the daemon, and so told as started, while its
+                # supervisor had not got as far as the command.
+                self._to(job, Finished(Outcome.LAUNCH_FAILED, Exit(), event.reason))
             case Pending():
                 pass
             case Finished():
@@ -530,7 +532,8 @@ class Scheduler:
             case Completing():
                 self._finish_stop(job, Exit(), "")
             case Running() | Suspended():
-                raise AssertionError(f"{job} runs, yet it was proved never to have run")
+                # It was told as started, so it ran; somebody has removed the proof of it.
+                self._lost(job, "its records in the state folder are gone")
             case Pending():
                 pass
             case Finished():
