@@ -538,7 +538,7 @@ def test_a_full_disk_refuses_and_serves_again_when_there_is_room(small_disk: Pat
         with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
             while True:
                 file.write(b"x" * 4096)
-        with pytest.raises(UnavailableError, match="the disk that holds .* (is full|fails)"):
+        with pytest.raises(UnavailableError, match=r"the disk that holds .* (is full|fails)"):
             fill(store, *(row(id, name="x" * 900) for id in range(2, 300)))
         assert store.query(Selection()) == ([row(1)], 1)
         ballast.unlink()
