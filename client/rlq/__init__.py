@@ -2,8 +2,8 @@
 
     from rlq import Client
     with Client() as queue:
-        ids = queue.submit(["python", "train.py"], cores=1)
-        queue.wait(ids)
+        job = queue.submit(["python", "train.py"], cores=1)
+        queue.wait(job)
 
 Importing this module is cheap: `Client` and what it needs load at first use.
 """

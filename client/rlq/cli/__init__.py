@@ -1,1 +1,142 @@
+"""The command.  `main()` is what `rlq` runs; `rlq` (the group) is what tests invoke.
+
+Rule 1: importing this loads click and no more; each verb loads what it needs when it is called.
+Rule 2: one verb, one file (commands/).
+Rule 3: data on stdout, talk on stderr; `error:` then `hint:`; never a traceback (RLQ_DEBUG=1
+        shows it).
+Rule 4: exit codes are rlq.errors', and: 1 some of it failed, 124 timed out, 130 Ctrl-C.
+"""
+
 from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from rlq import __version__
+from rlq.cli.app import App, fail, hint_for, quiet_exit
+from rlq.errors import RlqError
+
+#: Verb -> what `rlq --help` says of it: showing that must not import every verb.
+VERBS: dict[str, str] = {
+    "submit": "Queue a command, or a sweep of SAC trainings (submit sac).",
+    "list": "The jobs: waiting, running, just ended.",
+    "show": "Everything about one job.",
+    "logs": "What a job printed; -f follows it.",
+    "wait": "Until jobs have ended.",
+    "why": "Why a job waits: what is short, who holds it.",
+    "cancel": "Stop jobs, or take them out of the queue.",
+    "hold": "Keep waiting jobs from starting.",
+    "release": "Let held jobs start again.",
+    "pause": "Freeze running jobs where they are.",
+    "resume": "Let paused jobs go on.",
+    "requeue": "Queue jobs again.",
+    "gpus": "The GPUs: who uses what, in the queue and outside it.",
+    "status": "The daemon and the machine at a glance.",
+    "history": "Jobs that have ended.",
+    "drain": "Start nothing more (--off: go on).",
+    "doctor": "Look for what is wrong, and say what to do.",
+    "daemon": "Start, stop or look for the daemon.",
+    "completion": "Completion for your shell.",
+}
+ALIASES = {"ls": "list", "log": "logs", "stop": "cancel", "kill": "cancel", "ps": "list"}
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = ALIASES.get(cmd_name, cmd_name)
+        if verb not in VERBS:
+            return None
+        command = import_module(f"rlq.cli.commands.{verb}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if self.get_command(ctx, word) is None:
+            from difflib import get_close_matches
+
+            near = get_close_matches(word, [*VERBS, *ALIASES], n=1)
+            error = click.UsageError(f"there is no command {word!r}", ctx)
+            error.hint = (  # type: ignore[attr-defined]  # read by hint_for
+                f"did you mean `rlq {near[0]}`?" if near else "`rlq --help` lists the commands"
+            )
+            raise error
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def main(  # type: ignore[override]  # always "standalone": it never returns
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        **extra: Any,
+    ) -> NoReturn:
+        prog_name = prog_name or "rlq"
+        if "_RLQ_COMPLETE" in os.environ:
+            super().main(args, prog_name, complete_var="_RLQ_COMPLETE")
+        extra.pop("standalone_mode", None)
+        code = 0
+        try:
+            with self.make_context(prog_name, list(sys.argv[1:] if args is None else args)) as ctx:
+                self.invoke(ctx)
+            sys.stdout.flush()
+        except click.exceptions.Exit as exit_:
+            code = exit_.exit_code
+        except click.ClickException as error:
+            code = fail(error.format_message(), hint_for(error), 2)
+        except RlqError as error:
+            code = fail(error.message, error.hint, error.exit_code)
+        except (KeyboardInterrupt, click.Abort, EOFError):
+            click.echo(err=True)
+            code = 130
+        except BrokenPipeError:
+            code = quiet_exit()
+        except Exception as error:
+            if os.environ.get("RLQ_DEBUG"):
+                raise
+            code = fail(
+                f"{type(error).__name__}: {error}",
+                "this is a bug in rlq: please report it with what RLQ_DEBUG=1 shows",
+                70,
+            )
+        sys.exit(code)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done; 1 some of it failed; 2 usage; 3 refused: this machine can never"
+    " do it; 4 no such job; 5 not yours; 6 no daemon; 7 not now; 8 versions differ; 70 a bug;"
+    " 124 timed out; 130 Ctrl-C.",
+)
+@click.version_option(__version__, prog_name="rlq", message="%(prog)s %(version)s")
+@click.option("--socket", metavar="PATH", help="The daemon's socket (RLQ_SOCKET).")
+@click.option("--no-autostart", is_flag=True, help="Do not start a daemon (RLQ_NO_AUTOSTART=1).")
+@click.pass_context
+def rlq(ctx: click.Context, socket: str | None, no_autostart: bool) -> None:
+    """The job queue that makes a shared lab workstation train faster.
+
+    \b
+    rlq submit -- python train.py       queue a command
+    rlq submit sac --env Humanoid-v5    queue a sweep of SAC trainings
+    rlq list                            what waits and runs
+    rlq logs -f 1                       what job 1 prints
+    rlq why 2                           why job 2 waits
+    """
+    ctx.obj = App(socket=socket, autostart=not no_autostart)
+
+
+def main() -> NoReturn:
+    rlq.main()

@@ -1,0 +1,124 @@
+"""Starting a daemon of one's own, once, however many clients want it at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rlq import paths
+from rlq.errors import UnreachableError
+from rlq.transport import is_answering
+
+START_TIMEOUT_S = 15.0
+REFUSED_GRACE_S = 2.0
+LOG_NAME = "rlqd.log"
+#: Kept, so that nobody is warned of a child that still runs: it is meant to.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def start_daemon(*, timeout_s: float = START_TIMEOUT_S) -> Path:
+    """Start this user's daemon unless one answers by now; its socket.
+
+    Raises:
+        UnreachableError: it did not come up; the message says what it said.
+        UsageError: its folders cannot be used.
+    """
+    where = paths.daemon_paths()
+    where.make()
+    deadline = time.monotonic() + timeout_s
+    lock = os.open(
+        where.state_dir / "autostart.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+    )
+    try:
+        _take(lock, deadline)
+        # The one before us in the queue for the lock has just started it.
+        if not is_answering(where.socket):
+            _start(where, deadline)
+    finally:
+        os.close(lock)
+    return where.socket
+
+
+def _take(lock: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise UnreachableError(
+                    "another rlq has been starting the daemon for too long",
+                    hint="`rlq doctor` looks for what is wrong",
+                ) from None
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _start(where: paths.DaemonPaths, deadline: float) -> None:
+    log_path = where.state_dir / LOG_NAME
+    ready_read, ready_write = os.pipe()
+    try:
+        with open(log_path, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rlqd", "--ready-fd", str(ready_write)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+                pass_fds=(ready_write,),
+            )
+        _started.append(process)
+        os.close(ready_write)
+        ready_write = -1
+        said = _read_line(ready_read, deadline)
+    except OSError as error:
+        raise UnreachableError(
+            f"cannot start the daemon: {error}", hint="`rlq doctor` looks for what is wrong"
+        ) from error
+    finally:
+        os.close(ready_read)
+        if ready_write >= 0:
+            os.close(ready_write)
+    if said == "ready":
+        return
+    hint = f"its log is {log_path}"
+    if said is None:
+        raise UnreachableError(
+            f"the daemon (pid {process.pid}) was started but is not ready yet", hint=hint
+        )
+    # Somebody may have started one by hand in the same moment: then it refused, rightly.
+    patience = min(deadline, time.monotonic() + REFUSED_GRACE_S) if said else 0.0
+    while not is_answering(where.socket):
+        if time.monotonic() >= patience:
+            raise UnreachableError(
+                f"the daemon did not start: {said or _last_line(log_path)}", hint=hint
+            )
+        time.sleep(0.05)
+
+
+def _read_line(fd: int, deadline: float) -> str | None:
+    """What the daemon said on the ready pipe, "" if it died in silence; None: nothing in time."""
+    said = b""
+    while b"\n" not in said:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
+            return None
+        chunk = os.read(fd, 4096)
+        if not chunk:
+            break
+        said += chunk
+    return said.decode(errors="replace").strip()
+
+
+def _last_line(log_path: Path) -> str:
+    try:
+        lines = log_path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "it ended without a word"

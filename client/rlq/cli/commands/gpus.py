@@ -1,0 +1,129 @@
+"""The GPUs: who uses what, inside the queue and outside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from rlq.cli.app import App, verb, warn
+from rlq.cli.output import (
+    NONE,
+    Cell,
+    Column,
+    Row,
+    clean,
+    print_json,
+    print_table,
+    print_tsv,
+    stdout_is_terminal,
+)
+from rlq.protocol.messages import Gpu, Host, Machine
+from rlq.protocol.units import format_mib
+
+
+@verb("gpus", short_help="The GPUs: who uses what, in the queue and outside it.")
+def command(app: App) -> None:
+    """The machine: each GPU, what is free and promised, who uses it, in the queue and outside."""
+    with app.client() as client:
+        machine = client.devices()
+    if app.json:
+        print_json(machine)
+        return
+    if not stdout_is_terminal():
+        print_plain(machine)
+        return
+    if machine.nvml_problem:
+        warn(clean(machine.nvml_problem))
+    if machine.gpus:
+        print_table(
+            [
+                *(Column("GPU"), Column("NAME", least=10), Column("SM", "right")),
+                *(Column("PROMISED", "right"), Column("MEM FREE", "right")),
+                *(Column("OF", "right"), Column("PROMISED", "right"), Column("TEMP", "right")),
+            ],
+            list(rows_of(machine.gpus)),
+        )
+    elif not machine.nvml_problem:
+        click.echo("no GPU; jobs run on the CPU")
+    click.echo()
+    click.echo(host_line(machine.host))
+
+
+def rows_of(gpus: tuple[Gpu, ...]) -> Iterator[Row]:
+    for gpu in gpus:
+        head: list[Cell | str] = [Cell(f"gpu{gpu.index}", "bold"), gpu.name]
+        if gpu.problem:
+            yield Row(head, rest=Cell(gpu.problem, "red"))
+        else:
+            yield Row(
+                [
+                    *head,
+                    pct(gpu.sm_pct),
+                    pct(gpu.sm_pct_charged),
+                    mib(gpu.mem_mib_free),
+                    mib(gpu.mem_mib_total),
+                    mib(gpu.mem_mib_charged),
+                    NONE if gpu.temperature_c is None else f"{gpu.temperature_c} °C",
+                ]
+            )
+        for process in sorted(gpu.processes, key=lambda p: (p.job is None, p.job or 0, p.pid)):
+            who = f"job {process.job}" if process.job is not None else "outside the queue"
+            used = ", ".join(
+                part
+                for part in (
+                    "" if process.mem_mib is None else format_mib(process.mem_mib),
+                    "" if process.sm_pct is None else f"{process.sm_pct}% SM",
+                )
+                if part
+            )
+            yield Row(
+                [""],
+                rest=Cell(
+                    f"{who}: {process.user}, pid {process.pid}"
+                    f"{', ' + used if used else ''}, {process.command}",
+                    "" if process.job is not None else "yellow",
+                ),
+            )
+
+
+def host_line(host: Host) -> str:
+    return (
+        f"cpu   {host.cores_assigned} of {host.cores} cores given to jobs,"
+        f" {host.cores_outside:.1f} busy outside the queue\n"
+        f"mem   {format_mib(host.mem_mib_available)} of {format_mib(host.mem_mib_total)} free,"
+        f" {format_mib(host.mem_mib_charged)} promised to jobs"
+    )
+
+
+def print_plain(machine: Machine) -> None:
+    print_tsv(
+        (
+            *("GPU", "UUID", "NAME", "SM_PCT", "SM_PCT_CHARGED", "MEM_MIB_FREE", "MEM_MIB_TOTAL"),
+            *("MEM_MIB_CHARGED", "TEMPERATURE_C", "JOBS", "PROBLEM"),
+        ),
+        [
+            (
+                *(gpu.index, gpu.uuid, gpu.name, known(gpu.sm_pct), gpu.sm_pct_charged),
+                *(known(gpu.mem_mib_free), known(gpu.mem_mib_total), gpu.mem_mib_charged),
+                known(gpu.temperature_c),
+                ",".join(str(j) for j in sorted({p.job for p in gpu.processes if p.job})) or NONE,
+                gpu.problem or NONE,
+            )
+            for gpu in machine.gpus
+        ],
+    )
+    if machine.nvml_problem:
+        warn(clean(machine.nvml_problem))
+
+
+def known(number: int | None) -> object:
+    return NONE if number is None else number
+
+
+def pct(number: int | None) -> str:
+    return NONE if number is None else f"{number}%"
+
+
+def mib(number: int | None) -> str:
+    return NONE if number is None else format_mib(number)

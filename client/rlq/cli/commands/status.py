@@ -1,0 +1,58 @@
+"""The daemon and the machine at a glance."""
+
+from __future__ import annotations
+
+import time
+
+from rlq import __version__
+from rlq.cli.app import App, verb, warn
+from rlq.cli.commands.gpus import host_line
+from rlq.cli.output import clean, plain, print_fields, print_json
+from rlq.protocol.messages import DaemonStatus, Machine
+from rlq.protocol.states import JobState
+from rlq.protocol.units import format_duration
+
+
+@verb("status", short_help="The daemon and the machine at a glance.")
+def command(app: App) -> None:
+    """The daemon and the machine at a glance."""
+    with app.client() as client:
+        status = client.status()
+        if app.json:
+            print_json(plain(status))
+            return
+        machine = client.devices()
+    print_status(status, machine)
+    for problem in status.problems:
+        warn(clean(problem))
+    if status.version != __version__:
+        warn(f"rlqd is {status.version}, this rlq is {__version__}: restart rlqd after an upgrade")
+
+
+def print_status(status: DaemonStatus, machine: Machine) -> None:
+    jobs = [
+        f"{status.counts[state]} {state.value}"
+        for state in JobState
+        if status.counts.get(state, 0)
+    ]
+    gpus = len(machine.gpus)
+    print_fields(
+        [
+            ("daemon", f"rlqd {clean(status.version)}, pid {status.pid}, uid {status.uid}"),
+            ("up", format_duration(time.time() - status.started_at)),
+            ("admission", "draining: nothing new starts" if status.draining else "open"),
+            ("jobs", ", ".join(jobs) or "none"),
+            (
+                "gpus",
+                machine.nvml_problem
+                or (f"{gpus}, {sum(bool(g.problem) for g in machine.gpus)} of them with a problem")
+                if any(g.problem for g in machine.gpus) or machine.nvml_problem
+                else str(gpus or "none"),
+            ),
+            *((line[:3], line[6:]) for line in host_line(machine.host).splitlines()),
+            ("state", clean(status.state_dir)),
+            ("socket", clean(status.socket)),
+            ("config", clean(status.config_path) or "built-in defaults"),
+            ("memory", f"{status.rss_mib} MiB" if status.rss_mib else ""),
+        ]
+    )

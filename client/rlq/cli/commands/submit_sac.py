@@ -1,0 +1,237 @@
+"""`rlq submit sac`: the built-in workload, one job for each seed.
+
+Before anything is queued the workload itself is asked what one run needs (`python -m rlq_sac
+plan`): it checks the options, computes the replay buffer, and knows what is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from rlq import specs
+from rlq.cli.app import App, Parsed, verb, warn, whole
+from rlq.cli.commands.submit import make_spec, parse_array, queue_options, send
+from rlq.errors import InternalError, UsageError
+
+STEPS_MAX = 10**12
+SEED_MAX = 2**32 - 1
+N_ENVS_MAX = 1024
+#: jax and torch take seconds to import on a busy machine.
+PLAN_TIMEOUT_S = 120
+GPUS_OF_DEVICE = {"cpu": 0, "cuda": 1, "auto": None}
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    seeds = parse_array(text)
+    if max(seeds) > SEED_MAX:
+        raise UsageError(f"a seed is at most {SEED_MAX}")
+    return seeds
+
+
+def parse_set(text: str) -> str:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip() or not value:
+        raise UsageError(f"{text!r} does not set anything", hint="--set learning_rate=3e-4")
+    return text
+
+
+def choice(*words: str) -> Any:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise UsageError(f"{text!r} is not one of {', '.join(words)}", hint=" or ".join(words))
+        return text
+
+    return parse
+
+
+@verb("sac", short_help="Queue a sweep of SAC trainings, one job for each seed.")
+@click.option(
+    "--algo",
+    metavar="sb3|sbx",
+    type=Parsed("algo", choice("sb3", "sbx")),
+    default="sb3",
+    show_default=True,
+    help="Stable-Baselines3 (torch) or SBX (JAX).",
+)
+@click.option(
+    "--env", "env_id", metavar="ID", required=True, help="The gymnasium environment: Humanoid-v5."
+)
+@click.option(
+    "--steps",
+    metavar="N",
+    required=True,
+    type=Parsed("steps", whole("a number of steps", 1, STEPS_MAX)),
+    help="Environment steps of each run.",
+)
+@click.option(
+    "--seeds",
+    metavar="FROM-TO",
+    default="0",
+    show_default=True,
+    type=Parsed("seeds", parse_seeds),
+    help="One job for each: 0-9, or 1,4,7.",
+)
+@click.option(
+    "--device",
+    metavar="auto|cpu|cuda",
+    type=Parsed("device", choice(*GPUS_OF_DEVICE)),
+    default="auto",
+    show_default=True,
+    help="auto: a GPU if there is any.",
+)
+@click.option(
+    "--n-envs",
+    metavar="N",
+    type=Parsed("n-envs", whole("a number of environments", 1, N_ENVS_MAX)),
+    help="Environments side by side (SubprocVecEnv); default 1.",
+)
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    type=Parsed("setting", parse_set),
+    help="A hyperparameter of SAC: batch_size=512; repeatable.",
+)
+@click.option(
+    "--eval-freq",
+    metavar="STEPS",
+    type=Parsed("steps", whole("a number of steps", 0, STEPS_MAX)),
+    help="Evaluate this often; 0: never.",
+)
+@click.option(
+    "--checkpoint-freq",
+    metavar="STEPS",
+    type=Parsed("steps", whole("a number of steps", 0, STEPS_MAX)),
+    help="Save this often; 0: only when stopped.",
+)
+@click.option("--out", metavar="DIR", default="runs", show_default=True, help="Where results go.")
+@click.option(
+    "--resume/--no-resume", default=True, show_default=True, help="From the newest checkpoint."
+)
+@queue_options
+def command(
+    app: App,
+    algo: str,
+    env_id: str,
+    steps: int,
+    seeds: tuple[int, ...],
+    device: str,
+    n_envs: int | None,
+    settings: tuple[str, ...],
+    eval_freq: int | None,
+    checkpoint_freq: int | None,
+    out: str,
+    resume: bool,
+    variables: tuple[tuple[str, str], ...],
+    **options: Any,
+) -> None:
+    """Queue SAC trainings: Stable-Baselines3 or SBX, one job for each seed.
+
+    Results go to DIR/sac-ENV-ALGO-sSEED: results.json, checkpoints, a learning curve. Cores and
+    memory are computed from the options; --cores and --mem overrule that. For a variable of the
+    job, use the shell (OMP_NUM_THREADS=4 rlq submit sac …): --env is the environment here.
+
+    \b
+    rlq submit sac --env Humanoid-v5 --steps 700000 --seeds 0-9
+    rlq submit sac --algo sbx --env HalfCheetah-v5 --steps 1000000 --set batch_size=512
+    """
+
+    specs.text("--env", env_id)
+    folder = specs.working_folder(options["cwd"])
+    base = options["name"] or f"sac-{env_id.replace('/', '-')}"
+    training = ["--algo", algo, "--env", env_id, "--steps", str(steps), "--device", device]
+    if n_envs is not None:
+        training += ["--n-envs", str(n_envs)]
+    for setting in settings:
+        training += ["--set", setting]
+    if eval_freq is not None:
+        training += ["--eval-freq", str(eval_freq)]
+    if checkpoint_freq is not None:
+        training += ["--checkpoint-freq", str(checkpoint_freq)]
+    training.append("--resume" if resume else "--no-resume")
+
+    def argv_for(seed: int, verb: str) -> list[str]:
+        run = Path(folder, out).expanduser() / f"sac-{env_id.replace('/', '-')}-{algo}-s{seed}"
+        return [
+            *(sys.executable, "-m", "rlq_sac", verb, *training),
+            *("--seed", str(seed), "--out", str(run)),
+        ]
+
+    # Everything that can be refused here is, before the slow question.
+    spec = make_spec(
+        tuple(argv_for(seeds[0], "train")), GPUS_OF_DEVICE[device], variables, options
+    )
+    plan = ask_plan(argv_for(seeds[0], "plan"), folder)
+    for warning in plan.get("warnings", ()):
+        warn(str(warning))
+    resources = spec.resources
+    resources = msgspec.structs.replace(
+        resources,
+        cores=resources.cores or plan["cores"],
+        mem_mib=resources.mem_mib or plan["mem_mib"],
+    )
+    jobs = [
+        msgspec.structs.replace(
+            spec,
+            argv=specs.check_argv(argv_for(seed, "train")),
+            name=specs.check_name(f"{base}-s{seed}"),
+            resources=resources,
+        )
+        for seed in seeds
+    ]
+    send(app, jobs, quiet=options["quiet"], wait=options["wait"])
+
+
+def ask_plan(argv: list[str], folder: str) -> dict[str, Any]:
+    """What one run needs: {"cores", "mem_mib", "gpus", "warnings"}.
+
+    Raises:
+        UsageError: the workload refuses the options, or is not installed.
+    """
+    if find_spec("rlq_sac") is None or find_spec("gymnasium") is None:
+        raise UsageError(
+            "the SAC workload is not installed", hint=f"{sys.executable} -m pip install 'rlq[sac]'"
+        )
+    try:
+        answer = subprocess.run(
+            argv, cwd=folder, capture_output=True, text=True, timeout=PLAN_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InternalError(
+            f"the SAC workload did not answer in {PLAN_TIMEOUT_S} s", hint=f"try {' '.join(argv)}"
+        ) from None
+    if answer.returncode:
+        message, hint = read_refusal(answer.stderr)
+        kind = UsageError if answer.returncode == 2 else InternalError
+        raise kind(message, hint=hint)
+    try:
+        plan = json.loads(answer.stdout)
+        if not all(type(plan[key]) is int and plan[key] > 0 for key in ("cores", "mem_mib")):
+            raise ValueError("cores and mem_mib are not numbers")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InternalError(
+            f"the SAC workload's plan cannot be read: {error}", hint=f"try {' '.join(argv)}"
+        ) from error
+    assert isinstance(plan, dict)
+    return plan
+
+
+def read_refusal(stderr: str) -> tuple[str, str | None]:
+    """The `error:` and `hint:` lines of what the workload said."""
+    said = {"error": "", "hint": ""}
+    for line in stderr.splitlines():
+        key, colon, rest = line.partition(":")
+        if colon and key in said and not said[key]:
+            said[key] = rest.strip()
+    lines = stderr.strip().splitlines()
+    fallback = lines[-1] if lines else "the SAC workload failed without a word"
+    return said["error"] or fallback, said["hint"] or None

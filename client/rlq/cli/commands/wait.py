@@ -1,0 +1,102 @@
+"""Until jobs have ended."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from rlq.cli.app import App, Parsed, fail, is_terminal, note, verb
+from rlq.cli.output import clean, plain, print_json
+from rlq.cli.selections import make_selection, resolve, selection_options
+from rlq.cli.tables import exit_word
+from rlq.client import WAIT_STEP_MS, Client
+from rlq.protocol.messages import Job
+from rlq.protocol.states import JobState
+from rlq.protocol.units import parse_duration_ms
+
+#: With a bar to move, ask more often.
+BAR_STEP_MS = 500
+TIMED_OUT = 124
+
+
+@verb("wait", short_help="Until jobs have ended.")
+@selection_options
+@click.option(
+    "--timeout",
+    metavar="TIME",
+    type=Parsed("duration", parse_duration_ms),
+    help="Wait no longer: 30 (minutes), 45s, 2h.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing; the exit code tells.")
+def command(
+    app: App,
+    ids: Any,
+    name: str | None,
+    states: Any,
+    all_: bool,
+    timeout: int | None,
+    quiet: bool,
+) -> None:
+    """Wait until jobs have ended; Ctrl-C ends the waiting, not the jobs.
+
+    --name, --state and --all mean your jobs as they are now; with --all, those still alive.
+
+    Exit codes: 0 all COMPLETED; 1 some did not; 124 timed out.
+    """
+    selection = make_selection(ids, name, states, all_)
+    with app.client() as client:
+        if all_ and not states:
+            selection = make_selection(ids, name, (LIVE,), all_)
+        wait_for(
+            app,
+            client,
+            resolve(client, selection),
+            timeout_s=None if timeout is None else timeout / 1000,
+            quiet=quiet,
+        )
+
+
+LIVE = tuple(state for state in JobState if not state.is_final)
+
+
+def wait_for(
+    app: App, client: Client, ids: list[int], *, timeout_s: float | None, quiet: bool
+) -> None:
+    """Wait for `ids`, tell how they ended, and raise Exit unless all COMPLETED."""
+    if not app.json and not quiet and is_terminal(sys.stderr):
+        from rlq.cli.live import Bars
+
+        with Bars(total=len(ids)) as bars:
+            jobs = client.wait(ids, timeout_s, on_update=bars.update, step_ms=BAR_STEP_MS)
+    else:
+        jobs = client.wait(ids, timeout_s, step_ms=WAIT_STEP_MS)
+    done = all(job.state.is_final for job in jobs)
+    good = all(job.state is JobState.COMPLETED for job in jobs)
+    if app.json:
+        print_json({"done": done, "jobs": plain(jobs), "missing": []})
+    elif not quiet:
+        for job in jobs:
+            note(f"job {job.id} ({clean(job.name)}): {ending(job)}")
+    if not done:
+        left = sum(not job.state.is_final for job in jobs)
+        raise click.exceptions.Exit(
+            fail(
+                f"{left} of {len(jobs)} jobs had not ended in time"
+                if len(jobs) > 1
+                else f"job {jobs[0].id} had not ended in time",
+                "they run on; `rlq wait` again, or `rlq why ID` for those that wait",
+                TIMED_OUT,
+            )
+        )
+    if not good:
+        raise click.exceptions.Exit(1)
+
+
+def ending(job: Job) -> str:
+    word = job.state.value
+    if job.state.is_final and job.state is not JobState.COMPLETED and exit_word(job) != "-":
+        word += f", exit code {job.exit_code}" if job.exit_code is not None else ""
+        word += f", signal {job.signal}" if job.exit_code is None else ""
+    return f"{word}: {clean(job.reason)}" if job.reason else word
