@@ -336,6 +336,21 @@ class Processes:
         """SIGCONT to the whole tree."""
         self._send(handle, signal.SIGCONT)
 
+    def release(self, handle: Handle) -> None:
+        """Close a handle's descriptors and forget it; `recover` finds the job again."""
+        self._close_ready(handle)
+        self._failures.pop((handle.job, handle.attempt), None)
+        os.close(handle.pidfd)
+
+    def attempts(self) -> list[tuple[int, int]]:
+        """(job, attempt) of every attempt folder there is."""
+        found: list[tuple[int, int]] = []
+        for name in os.listdir(self._run_dir):
+            job, _, attempt = name.partition(".")
+            if job.isdigit() and attempt.isdigit():
+                found.append((int(job), int(attempt)))
+        return sorted(found)
+
     def discard(self, job: int, attempt: int) -> None:
         """Forget an attempt whose end is committed."""
         shutil.rmtree(self.folder(job, attempt), ignore_errors=True)

@@ -383,8 +383,8 @@ class Scheduler:
                 assert_never(job.state)
 
     def _requeue(self, event: RequeueRequested) -> None:
-        if event.finished is not None:
-            assert event.job_id not in self.jobs, event
+        # Asked twice at once: by the second time it is in the queue again.
+        if event.finished is not None and event.job_id not in self.jobs:
             job = replace(event.finished, state=Pending(self.now))
             self._enter(job)
             self._out.append(Persist(self.jobs[job.id]))
