@@ -1,0 +1,194 @@
+"""What must hold after every step.  Run by tests, by the simulator and by `rlqd --check`.
+
+It may be slow: it looks at every job and plans once more.  A failure is a bug of ours.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from rlqd.core.charge import need_of
+from rlqd.core.machine import Scheduler, deadline_of, placement_of
+from rlqd.core.model import (
+    Completing,
+    Finished,
+    GpuId,
+    Instant,
+    Job,
+    JobId,
+    Pending,
+    Placement,
+    Running,
+    Starting,
+    Suspended,
+)
+from rlqd.core.placement import NoRoom, Shortage
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raises:
+    AssertionError: the scheduler contradicts itself.
+    """
+    assert not scheduler._out, "actions were left behind by the last step"
+    for job_id, job in scheduler.jobs.items():
+        assert job_id == job.id, (job_id, job)
+        _check_job(scheduler, job)
+    _check_indices(scheduler)
+    _check_holdings(scheduler)
+    _check_time(scheduler)
+    _check_plan(scheduler)
+
+
+def _check_job(scheduler: Scheduler, job: Job) -> None:
+    state = job.state
+    assert not isinstance(state, Finished), f"{job} has ended, yet it is in memory"
+    assert job.attempt >= (0 if isinstance(state, Pending) else 1), job
+    assert scheduler._specs.get(job.spec) is job.spec, f"the spec of {job} is not shared"
+    if isinstance(state, Pending | Starting):
+        assert 0 <= state.launch_failures <= scheduler.policy.launch_retries, job
+    if isinstance(state, Pending | Running):
+        assert state.since <= scheduler.now, job
+    if isinstance(state, Running | Suspended):
+        limit = job.spec.time_limit_ms
+        left = state.deadline if isinstance(state, Running) else state.left_ms
+        assert (left is None) == (limit is None), job
+    if isinstance(state, Suspended):
+        assert state.ran_ms >= 0, job
+        assert state.left_ms is None or state.left_ms > 0, job
+    if isinstance(state, Completing):
+        assert (state.pid is None) == (state.kill_at is None), job
+    # A state whose time is up has been dealt with.
+    due = deadline_of(state)
+    if due is not None and not isinstance(state, Pending):
+        assert due > scheduler.now, f"{job} is overdue at {scheduler.now}"
+
+
+def _check_indices(scheduler: Scheduler) -> None:
+    """Each job is in exactly the index its state belongs to."""
+    queue = scheduler._queue
+    queued: set[JobId] = set()
+    for spec, ids in queue.groups.items():
+        assert ids, f"an empty group: {spec}"
+        assert all(a < b for a, b in pairwise(ids)), f"out of order: {ids}"
+        for job_id in ids:
+            assert scheduler.jobs[job_id].spec == spec, job_id
+        queued.update(ids)
+    assert queue.size == len(queued) == sum(len(ids) for ids in queue.groups.values())
+    for job in scheduler.jobs.values():
+        where = (job.id in queued, job.id in scheduler._delayed, job.id in scheduler._active)
+        match job.state:
+            case Pending(held=True):
+                assert where == (False, False, False), (job, where)
+            case Pending(not_before=at):
+                due = at <= scheduler.now
+                assert where == (due, not due, False), (job, where)
+            case _:
+                assert where == (False, False, True), (job, where)
+    known = scheduler.jobs.keys()
+    assert queued | scheduler._delayed | scheduler._active <= known, "an index knows a lost job"
+    assert scheduler.footprints.keys() <= scheduler._active, "a footprint without a job"
+
+
+def _check_holdings(scheduler: Scheduler) -> None:
+    """What is held is held once."""
+    core_of: dict[int, JobId] = {}
+    on_gpu: dict[GpuId, list[JobId]] = {}
+    holdings = scheduler.holdings()
+    for holding in holdings:
+        _check_placement(holding.placement)
+        for core in holding.placement.cores:
+            other = core_of.setdefault(core, holding.job_id)
+            assert other == holding.job_id, f"core {core} is held by {other} and {holding.job_id}"
+        for gpu in holding.placement.gpus:
+            on_gpu.setdefault(gpu, []).append(holding.job_id)
+        _check_charge(scheduler, scheduler.jobs[holding.job_id])
+    for holding in holdings:
+        if holding.exclusive and holding.placement.gpus:
+            for gpu in holding.placement.gpus:
+                assert on_gpu[gpu] == [holding.job_id], f"{gpu} is shared: {on_gpu[gpu]}"
+        elif holding.exclusive:
+            assert len(holdings) == 1, f"{holding.job_id} does not have the machine to itself"
+    if limit := scheduler.policy.jobs_per_gpu_max:
+        for gpu, ids in on_gpu.items():
+            assert len(ids) <= limit, f"more than {limit} jobs on {gpu}: {ids}"
+
+
+def _check_placement(placement: Placement) -> None:
+    charge = placement.charge
+    assert len(set(placement.gpus)) == len(placement.gpus), placement
+    assert list(placement.cores) == sorted(set(placement.cores)), placement
+    assert len(placement.cores) == charge.cores, placement
+    assert charge.cores > 0, placement
+    assert charge.mem_mib > 0, placement
+    assert (charge.gpu_mem_mib > 0) == (charge.sm_pct > 0) == bool(placement.gpus), placement
+
+
+def _check_charge(scheduler: Scheduler, job: Job) -> None:
+    """The charge rule: declared is a floor for ever, what was admitted until it has settled."""
+    placement = placement_of(job.state)
+    assert placement is not None
+    charge = scheduler.charge_of(job)
+    footprint = scheduler.footprints.get(job.id)
+    assert charge.cores == placement.charge.cores, job
+    assert charge.mem_mib >= (job.spec.mem_mib or 0), job
+    if placement.gpus:
+        assert charge.gpu_mem_mib >= (job.spec.gpu_mem_mib or 0), job
+        assert charge.sm_pct >= min(job.spec.sm_pct or 0, 100), job
+    if footprint is None:
+        assert charge == placement.charge, job
+    else:
+        assert charge.mem_mib >= footprint.mem_mib_peak, job
+        if not footprint.settled:
+            assert charge.mem_mib >= placement.charge.mem_mib, job
+            assert charge.gpu_mem_mib >= placement.charge.gpu_mem_mib, job
+
+
+def _check_time(scheduler: Scheduler) -> None:
+    wakeup = scheduler.next_wakeup()
+    assert wakeup is None or wakeup > scheduler.now, "the next wakeup is now"
+    dues: list[Instant] = [] if scheduler._reserve_at is None else [scheduler._reserve_at]
+    for job_id in scheduler._active | scheduler._delayed:
+        due = deadline_of(scheduler.jobs[job_id].state)
+        if due is not None:
+            dues.append(due)
+    assert wakeup == min(dues, default=None), "a deadline will be slept through"
+    assert all(at <= scheduler.now for at in scheduler._gpus_fresh_after.values())
+
+
+def _check_plan(scheduler: Scheduler) -> None:
+    """Work conserving: nothing that may start waits.  And every wait can be explained."""
+    plan = scheduler.plan()
+    if plan is None or scheduler.facts is None:
+        return
+    if not scheduler.closed:
+        assert not plan.starts, f"left waiting: {plan.starts}"
+        reserve_at = scheduler._reserve_at
+        assert (plan.head is None) == (reserve_at is None), (plan.head, reserve_at)
+    reserved = plan.reservation.job_id if plan.reservation is not None else plan.head
+    assert reserved is None or scheduler.is_waiting(scheduler.jobs[reserved]), reserved
+    starting = {start.job_id for start in plan.starts}
+    for spec, ids in scheduler._queue.groups.items():
+        if starting.issuperset(ids):
+            continue
+        blocked = plan.blocked[spec]
+        if blocked.no_room is None:
+            assert plan.reservation is not None, spec
+            assert blocked.reserved_for == plan.reservation.job_id, blocked
+        else:
+            need = need_of(spec, scheduler.facts, scheduler.policy)
+            _check_explained(blocked.no_room, needs_gpu=need.gpus > 0)
+
+
+def _check_explained(no_room: NoRoom, *, needs_gpu: bool) -> None:
+    assert no_room.alternatives, "no room, and no word why"
+    for alternative in no_room.alternatives:
+        assert alternative, "an alternative that lacks nothing"
+        for shortage in alternative:
+            _check_shortage(shortage)
+            assert needs_gpu or shortage.gpu is None, shortage
+
+
+def _check_shortage(shortage: Shortage) -> None:
+    assert shortage.free >= 0, shortage
+    # A number that is short, or words: two jobs too many is no number of free things.
+    assert shortage.free < shortage.need or (shortage.resource == "jobs" and shortage.note)

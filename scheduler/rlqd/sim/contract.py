@@ -1,0 +1,467 @@
+"""What the outside world was promised, checked on the stream of events and actions alone.
+
+Shares no code with the core: a checker that calls what it checks agrees with its bugs.  It
+recomputes room from first principles and in the job's disfavour only where every correct core
+must agree: what is declared is a floor for ever, what a job was admitted with is one until it
+can have settled, its measured peak (with the margin once it has settled for sure) always is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rlqd.core.model import (
+    Accept,
+    Action,
+    AdmissionSet,
+    CancelRequested,
+    Event,
+    Finished,
+    Freeze,
+    GpuFacts,
+    GpuId,
+    HoldRequested,
+    Instant,
+    Job,
+    JobFacts,
+    JobId,
+    JobSpec,
+    Kill,
+    Launch,
+    LaunchFailed,
+    LaunchVoided,
+    MachineFacts,
+    MachineSampled,
+    PauseRequested,
+    Pending,
+    Persist,
+    Placement,
+    Policy,
+    ProcessExited,
+    ProcessLost,
+    ProcessStarted,
+    Refuse,
+    ReleaseRequested,
+    RequeueRequested,
+    ResumeRequested,
+    Running,
+    SampleNow,
+    Submitted,
+    Terminate,
+)
+
+#: From the moment the head could run to its launch: one reading, one report, one step.
+SLACK_MS = 3_000
+
+
+class ContractViolation(AssertionError):
+    """A promise to the outside world was broken."""
+
+
+def demand(holds: bool, promise: str) -> None:
+    if not holds:
+        raise ContractViolation(promise)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A launch whose end has not been told."""
+
+    job_id: JobId
+    number: int
+    spec: JobSpec
+    placement: Placement
+    launched_at: Instant
+    pid: int | None = None
+    warned_at: Instant | None = None
+    running: bool = False
+    paused: bool = False
+    #: When it ends at the latest, if nobody pauses it; None: nobody knows.
+    ends_at: Instant | None = None
+    mem_mib_peak: int = 0
+    gpu_mem_mib_peak: int | None = None
+    #: When readings of it were taken while it ran, since the daemon's last start.
+    read_at: list[Instant] = field(default_factory=list[Instant])
+
+    def may_have_settled(self, policy: Policy) -> bool:
+        return len(self.read_at) >= 5 and self.read_at[-1] - self.read_at[0] >= policy.settle_ms
+
+    def floor(self, policy: Policy, first: int, declared: int | None, peak: int | None) -> int:
+        """The least that it must be counted for."""
+        if peak is None or not self.read_at:
+            return first
+        with_margin = max((peak * (100 + policy.margin_pct) + 99) // 100, declared or 0)
+        unsettled = max(first, peak)
+        return min(unsettled, with_margin) if self.may_have_settled(policy) else unsettled
+
+
+@dataclass(slots=True)
+class Head:
+    """The best-ranked waiting job, due for a reservation: nobody may hold it up any more."""
+
+    job_id: JobId
+    #: Those that ran when it became due and still do.
+    before_it: set[tuple[JobId, int]]
+    #: The latest known end of those.
+    deadline: Instant
+
+
+@dataclass(slots=True)
+class Contract:
+    policy: Policy
+    #: Nothing outside the queue happens in this run: the starvation bound is demanded.
+    calm: bool = False
+    specs: dict[JobId, JobSpec] = field(default_factory=dict[JobId, JobSpec])
+    waiting_since: dict[JobId, Instant] = field(default_factory=dict[JobId, Instant])
+    held: set[JobId] = field(default_factory=set[JobId])
+    paused: set[JobId] = field(default_factory=set[JobId])
+    cancelled: set[JobId] = field(default_factory=set[JobId])
+    hurried: set[JobId] = field(default_factory=set[JobId])
+    final: dict[JobId, Finished] = field(default_factory=dict[JobId, Finished])
+    alive: dict[JobId, Attempt] = field(default_factory=dict[JobId, Attempt])
+    begun: set[tuple[JobId, int]] = field(default_factory=set[tuple[JobId, int]])
+    left_at: dict[GpuId, Instant] = field(default_factory=dict[GpuId, Instant])
+    facts: MachineFacts | None = None
+    closed: bool = False
+    head: Head | None = None
+    launches: int = 0
+
+    # ---- the stream ----------------------------------------------------------------
+
+    def restarted(self) -> None:
+        """The daemon came back: its measurements are gone, promises are not."""
+        self.facts = None
+        self.closed = False
+        for attempt in self.alive.values():
+            attempt.read_at.clear()
+            attempt.mem_mib_peak = 0
+            attempt.gpu_mem_mib_peak = None
+
+    def observe(self, now: Instant, events: Sequence[Event], actions: Sequence[Action]) -> None:
+        for event in events:
+            self._event(now, event)
+        self._replies(events, actions)
+        for action in actions:
+            self._action(now, action)
+        self._starvation(now)
+
+    def finish(self) -> None:
+        missing = self.specs.keys() - self.final.keys()
+        demand(not missing, f"acknowledged, and never ended: {sorted(missing)[:5]}")
+        demand(not self.alive, f"ended, and processes live on: {list(self.alive)[:5]}")
+
+    # ---- events --------------------------------------------------------------------
+
+    def _event(self, now: Instant, event: Event) -> None:
+        match event:
+            case MachineSampled(facts=facts):
+                self.facts = facts
+                for job_id, measured in facts.jobs:
+                    self._measured(job_id, measured, facts.taken_at)
+            case AdmissionSet(reason=reason):
+                self.closed = bool(reason)
+            case ProcessStarted(job_id=job_id, attempt=number, pid=pid):
+                if attempt := self._attempt(job_id, number):
+                    if attempt.pid is None and attempt.spec.time_limit_ms is not None:
+                        attempt.ends_at = Instant(
+                            now + attempt.spec.time_limit_ms + attempt.spec.grace_ms
+                        )
+                    attempt.pid = pid
+            case (
+                ProcessExited(job_id=job_id, attempt=number)
+                | ProcessLost(job_id=job_id, attempt=number)
+                | LaunchFailed(job_id=job_id, attempt=number)
+                | LaunchVoided(job_id=job_id, attempt=number)
+            ):
+                if attempt := self._attempt(job_id, number):
+                    del self.alive[job_id]
+                    for gpu in attempt.placement.gpus:
+                        self.left_at[gpu] = now
+            case _:
+                pass
+
+    def _attempt(self, job_id: JobId, number: int) -> Attempt | None:
+        attempt = self.alive.get(job_id)
+        return attempt if attempt is not None and attempt.number == number else None
+
+    def _measured(self, job_id: JobId, facts: JobFacts, at: Instant) -> None:
+        attempt = self.alive.get(job_id)
+        if attempt is None or not attempt.running:
+            return
+        attempt.read_at.append(at)
+        attempt.mem_mib_peak = max(attempt.mem_mib_peak, facts.mem_mib)
+        known = [s.mem_mib for _, s in facts.gpus if s.mem_mib is not None]
+        if known:
+            attempt.gpu_mem_mib_peak = max(attempt.gpu_mem_mib_peak or 0, *known)
+
+    # ---- requests and their answers ------------------------------------------------
+
+    def _replies(self, events: Sequence[Event], actions: Sequence[Action]) -> None:
+        asked: dict[int, Event] = {}
+        for event in events:
+            match event:
+                case (
+                    Submitted()
+                    | CancelRequested()
+                    | HoldRequested()
+                    | ReleaseRequested()
+                    | PauseRequested()
+                    | ResumeRequested()
+                    | RequeueRequested()
+                ):
+                    asked[event.request] = event
+                case _:
+                    pass
+        answers = Counter(a.request for a in actions if isinstance(a, Accept | Refuse))
+        demand(answers == Counter(asked.keys()), f"asked {list(asked)}, answered {answers}")
+        accepted = {a.request for a in actions if isinstance(a, Accept)}
+        for request, event in asked.items():
+            if request in accepted:
+                self._accepted(event)
+
+    def _accepted(self, event: Event) -> None:
+        match event:
+            case Submitted(jobs=jobs, held=held):
+                for job_id, spec in jobs:
+                    demand(job_id not in self.specs, f"one id for two jobs: {job_id}")
+                    self.specs[job_id] = spec
+                    self.waiting_since[job_id] = event.now
+                    if held:
+                        self.held.add(job_id)
+            case CancelRequested(job_id=job_id, at_once=at_once):
+                self.cancelled.add(job_id)
+                if at_once:
+                    self.hurried.add(job_id)
+            case HoldRequested(job_id=job_id):
+                self.held.add(job_id)
+            case ReleaseRequested(job_id=job_id):
+                self.held.discard(job_id)
+            case PauseRequested(job_id=job_id):
+                self.paused.add(job_id)
+            case ResumeRequested(job_id=job_id):
+                self.paused.discard(job_id)
+            case RequeueRequested(job_id=job_id):
+                # Of a finished job: it lives again.
+                if self.final.pop(job_id, None) is not None:
+                    self.cancelled.discard(job_id)
+                    self.hurried.discard(job_id)
+            case _:
+                pass
+
+    # ---- actions -------------------------------------------------------------------
+
+    def _action(self, now: Instant, action: Action) -> None:
+        match action:
+            case Persist(job=job):
+                self._persisted(now, job)
+            case Launch(job_id=job_id, attempt=number, placement=placement, spec=spec):
+                self._launched(now, job_id, number, placement, spec)
+            case Terminate(job_id=job_id, attempt=number, pid=pid):
+                attempt = self._signalled(job_id, number, pid, "SIGTERM")
+                if attempt.warned_at is None:
+                    attempt.warned_at = now
+            case Kill(job_id=job_id, attempt=number, pid=pid):
+                attempt = self._signalled(job_id, number, pid, "SIGKILL")
+                demand(attempt.warned_at is not None, f"SIGKILL without SIGTERM: {job_id}")
+                assert attempt.warned_at is not None
+                in_time = now - attempt.warned_at >= attempt.spec.grace_ms
+                demand(in_time or job_id in self.hurried, f"SIGKILL within the grace: {job_id}")
+            case Freeze(job_id=job_id, attempt=number, pid=pid, on=on):
+                attempt = self._signalled(job_id, number, pid, "SIGSTOP or SIGCONT")
+                if on:
+                    demand(job_id in self.paused, f"stopped, and nobody paused it: {job_id}")
+                    demand(attempt.warned_at is None, f"stopped while it is to end: {job_id}")
+                else:
+                    free = job_id not in self.paused or attempt.warned_at is not None
+                    demand(free, f"woken, and nobody resumed it: {job_id}")
+                attempt.paused = on
+            case SampleNow() | Accept() | Refuse():
+                pass
+
+    def _signalled(self, job_id: JobId, number: int, pid: int, what: str) -> Attempt:
+        attempt = self._attempt(job_id, number)
+        demand(attempt is not None, f"{what} to an attempt that is over: {job_id}/{number}")
+        assert attempt is not None
+        demand(attempt.pid == pid, f"{what} to pid {pid}, job {job_id} has {attempt.pid}")
+        return attempt
+
+    def _persisted(self, now: Instant, job: Job) -> None:
+        demand(job.id in self.specs, f"persisted, and nobody submitted it: {job.id}")
+        demand(job.spec == self.specs[job.id], f"changed its spec: {job.id}")
+        demand(job.id not in self.final, f"final is final: {self.final.get(job.id)} {job}")
+        if attempt := self.alive.get(job.id):
+            attempt.running = isinstance(job.state, Running)
+        match job.state:
+            case Finished():
+                demand(job.id not in self.alive, f"ended with a live process: {job.id}")
+                self.final[job.id] = job.state
+                self.waiting_since.pop(job.id, None)
+                self.held.discard(job.id)
+                self.paused.discard(job.id)
+            case Pending(since=since):
+                demand(job.id not in self.alive, f"queued with a live process: {job.id}")
+                if job.id in self.cancelled:
+                    raise ContractViolation(f"queued after its cancel was confirmed: {job.id}")
+                self.waiting_since[job.id] = since
+                self.paused.discard(job.id)
+            case _:
+                self.waiting_since.pop(job.id, None)
+
+    # ---- launches: an independent measure of room ----------------------------------
+
+    def _launched(
+        self, now: Instant, job_id: JobId, number: int, placement: Placement, spec: JobSpec
+    ) -> None:
+        demand(job_id in self.specs, f"launched, and nobody submitted it: {job_id}")
+        demand(spec == self.specs[job_id], f"launched with another spec: {job_id}")
+        demand(job_id not in self.cancelled, f"launched after its cancel: {job_id}")
+        demand(job_id not in self.final, f"launched after its end: {job_id}")
+        demand(job_id not in self.held, f"launched while held: {job_id}")
+        demand(not self.closed, f"launched while nothing new may start: {job_id}")
+        demand((job_id, number) not in self.begun, f"launched twice: {job_id}/{number}")
+        demand(job_id not in self.alive, f"two live processes of one job: {job_id}")
+        facts = self.facts
+        demand(facts is not None, f"launched on a machine never read: {job_id}")
+        assert facts is not None
+        fresh = now - facts.taken_at <= self.policy.stale_ms
+        demand(fresh, f"launched on an old reading: {job_id}")
+        self._fits_host(job_id, spec, placement, facts)
+        gpus = {gpu.id: gpu for gpu in facts.gpus}
+        wanted = spec.gpus if spec.gpus is not None else int(bool(gpus or facts.gpus_problem))
+        demand(len(set(placement.gpus)) == len(placement.gpus) == wanted, f"GPUs: {placement}")
+        for gpu_id in placement.gpus:
+            demand(gpu_id in gpus, f"launched on a GPU that is not there: {job_id}")
+            self._fits_gpu(now, job_id, spec, gpus[gpu_id], facts)
+        self._exclusive(job_id, spec, placement)
+        self.begun.add((job_id, number))
+        self.launches += 1
+        ends_at = None
+        if spec.time_limit_ms is not None:
+            ends_at = Instant(now + spec.time_limit_ms + spec.grace_ms)
+        self.alive[job_id] = Attempt(
+            job_id, number, spec, placement, launched_at=now, ends_at=ends_at
+        )
+
+    def _fits_host(
+        self, job_id: JobId, spec: JobSpec, placement: Placement, facts: MachineFacts
+    ) -> None:
+        policy = self.policy
+        there = {core.number for core in facts.cores}
+        mine = set(placement.cores)
+        taken = {c for a in self.alive.values() for c in a.placement.cores if c in there}
+        demand(len(mine) == len(placement.cores), f"a core given twice: {placement}")
+        demand(len(mine) == (spec.cores or policy.cores_default), f"cores: {placement}")
+        demand(mine <= there, f"cores this machine has not: {sorted(mine - there)}")
+        demand(not mine & taken, f"cores of another job: {sorted(mine & taken)}")
+        outside = (facts.millicores_outside + 500) // 1000 if policy.outside_cpu_counts else 0
+        usable = max(
+            len(there) - policy.cores_reserve - outside, min(policy.cores_minimum, len(there))
+        )
+        demand(len(mine) + len(taken) <= usable, f"job {job_id}: cores that outsiders keep busy")
+        uses = dict(facts.jobs)
+        growth = 0
+        for attempt in self.alive.values():
+            now_uses = uses[attempt.job_id].mem_mib if attempt.job_id in uses else 0
+            first = attempt.spec.mem_mib or policy.mem_mib_default
+            floor = attempt.floor(policy, first, attempt.spec.mem_mib, attempt.mem_mib_peak)
+            growth += max(0, floor - now_uses)
+        need = spec.mem_mib or policy.mem_mib_default
+        left = facts.mem_mib_available - policy.mem_mib_reserve - growth - need
+        demand(left >= 0, f"job {job_id}: {-left} MiB of host memory too many")
+
+    def _fits_gpu(
+        self, now: Instant, job_id: JobId, spec: JobSpec, gpu: GpuFacts, facts: MachineFacts
+    ) -> None:
+        policy = self.policy
+        known = not gpu.problem and gpu.mem_mib_total is not None
+        demand(known, f"job {job_id}: launched on {gpu.id}, which is unknown")
+        assert gpu.mem_mib_free is not None, f"job {job_id}: memory of {gpu.id} is unknown"
+        assert gpu.sm_pct is not None, f"job {job_id}: utilisation of {gpu.id} is unknown"
+        age = now - facts.gpus_taken_at
+        demand(age <= policy.stale_ms, f"job {job_id}: the reading of {gpu.id} is {age} ms old")
+        read_since = facts.gpus_taken_at >= self.left_at.get(gpu.id, 0)
+        demand(read_since, f"job {job_id}: {gpu.id} was not read since a job left it")
+        growth = 0
+        sm_charged = 0
+        sm_ours = 0
+        here = [a for a in self.alive.values() if gpu.id in a.placement.gpus]
+        uses = dict(facts.jobs)
+        for attempt in here:
+            shares = dict(uses[attempt.job_id].gpus) if attempt.job_id in uses else {}
+            share = shares.get(gpu.id)
+            first = attempt.spec.gpu_mem_mib or policy.gpu_mem_mib_default
+            floor = attempt.floor(
+                policy, first, attempt.spec.gpu_mem_mib, attempt.gpu_mem_mib_peak
+            )
+            mem_mib = 0 if share is None or share.mem_mib is None else share.mem_mib
+            growth += max(0, floor - mem_mib)
+            declared = attempt.spec.sm_pct
+            if not attempt.may_have_settled(policy):
+                declared = declared or policy.sm_pct_default
+            sm_charged += declared or 0
+            unread = share is None or share.sm_pct is None
+            sm_ours += 100 if unread or share is None or share.sm_pct is None else share.sm_pct
+        need = spec.gpu_mem_mib or policy.gpu_mem_mib_default
+        left = gpu.mem_mib_free - policy.gpu_mem_mib_reserve - growth - need
+        demand(left >= 0, f"job {job_id}: {-left} MiB of GPU memory too many on {gpu.id}")
+        outside = max(0, gpu.sm_pct - sm_ours)
+        sm_left = (
+            policy.sm_pct_limit - outside - sm_charged - (spec.sm_pct or policy.sm_pct_default)
+        )
+        demand(sm_left >= 0, f"job {job_id}: {-sm_left}% of {gpu.id} too many")
+        limit = policy.jobs_per_gpu_max
+        demand(limit == 0 or len(here) < limit, f"job {job_id}: too many jobs on {gpu.id}")
+
+    def _exclusive(self, job_id: JobId, spec: JobSpec, placement: Placement) -> None:
+        for other in self.alive.values():
+            shared = set(placement.gpus) & set(other.placement.gpus)
+            if spec.exclusive and placement.gpus:
+                demand(not shared, f"job {job_id} wants its GPU to itself")
+            elif spec.exclusive:
+                demand(False, f"job {job_id} wants the machine to itself")
+            if other.spec.exclusive and other.placement.gpus:
+                demand(not shared, f"job {other.job_id} has its GPU to itself")
+            elif other.spec.exclusive:
+                demand(False, f"job {other.job_id} has the machine to itself")
+
+    # ---- starvation ----------------------------------------------------------------
+
+    def _starvation(self, now: Instant) -> None:
+        """Once the head is due, it runs when those that ran before it have gone.
+
+        What is started later must have ended by then or leave room beside it.  Ends that came
+        early count from when they were announced for: a backfilled job was promised that long.
+        """
+        if not self.calm or self.closed:
+            return
+        ranked = ((-self.specs[j].priority, j) for j in self.waiting_since if j not in self.held)
+        best = min(ranked, default=None)
+        if best is None:
+            self.head = None
+            return
+        head_id = best[1]
+        if self.head is None or self.head.job_id != head_id:
+            self.head = None
+            if now - self.waiting_since[head_id] >= self.policy.reserve_after_ms:
+                ends = [a.ends_at for a in self.alive.values() if a.ends_at is not None]
+                self.head = Head(
+                    head_id,
+                    {(a.job_id, a.number) for a in self.alive.values()},
+                    max(ends, default=now),
+                )
+            return
+        self.head.before_it &= {(a.job_id, a.number) for a in self.alive.values()}
+        if self.head.before_it:
+            self.head.deadline = max(self.head.deadline, now)
+            return
+        demand(
+            now <= self.head.deadline + SLACK_MS,
+            f"job {head_id} is held up by jobs that came after it: "
+            f"{_names(self.alive.values())} run at {now}, it was due by {self.head.deadline}",
+        )
+
+
+def _names(attempts: Iterable[Attempt]) -> str:
+    return ", ".join(f"{a.job_id}/{a.number} (ends {a.ends_at})" for a in attempts)
