@@ -1,0 +1,202 @@
+"""The request socket: a ZeroMQ ROUTER on a Unix socket, with the kernel's word on who speaks.
+
+libzmq asks the kernel for the credentials of each connection (SO_PEERCRED) and hands them to
+us as "Peer-Address" of every message: `localhost:UID:GID:PID`, as they were at connect.
+
+What a hostile or broken client can do is bounded: one frame by MAXMSGSIZE (it is
+disconnected), unread requests of one connection by RCVHWM (then its writes block, not ours),
+unread replies by SNDHWM (further ones are dropped), a handshake by HANDSHAKE_IVL; ROUTER
+takes messages from all connections in turn.  Not bounded by libzmq: the number of
+connections (but for the file descriptors), and of frames in one unfinished message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from rlq.errors import UnavailableError
+
+#: More frames than any message of ours has; what has more is dropped.
+FRAMES_MAX = 8
+_PEER_ADDRESS = re.compile(r"[^:]*:(\d+):(\d+):(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who sent a message, by the kernel.  `pid` is 0 for a process of another pid namespace."""
+
+    uid: int
+    gid: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    #: None: the kernel's word is not to be had; serve only the daemon's own user then.
+    peer: Peer | None
+    #: The way back, for `Server.send`.
+    route: bytes
+    frames: list[bytes]
+
+
+class Server:
+    """Listens on `path`.  Poll `socket` with a zmq.Poller; its `fileno` alone is edge-triggered.
+
+    `mode`: who may connect: 0o600 the daemon's own user, 0o666 everybody who can reach the
+    folder.  The caller holds the state folder's lock: a socket left by a dead daemon is
+    replaced, one that still answers is not.
+
+    Raises:
+        UnavailableError: somebody answers there already, something else than a socket is in
+            the way, or the folder cannot be written to.
+    """
+
+    def __init__(
+        self, path: Path, *, mode: int = 0o600, message_bytes_max: int = 64 * 1024 * 1024
+    ) -> None:
+        self.path = path
+        #: Messages thrown away since the start: too many frames, or nobody to send to.
+        self.dropped = 0
+        _clear_the_way(path)
+        self._context = zmq.Context(io_threads=1)
+        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.MAXMSGSIZE, message_bytes_max),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.RCVHWM, 64),
+            (zmq.SNDHWM, 256),
+            (zmq.HANDSHAKE_IVL, 5000),
+            (zmq.BACKLOG, 1024),
+            # Long enough for the last reply, too short to hold up the exit.
+            (zmq.LINGER, 500),
+        ):
+            self.socket.setsockopt(option, value)
+        # The socket's file has its mode from the moment it exists: chmod after bind would
+        # leave a moment in which anybody can connect.
+        before = os.umask(0o777 & ~mode)
+        try:
+            self.socket.bind(f"ipc://{path}")
+            self._inode = path.stat().st_ino
+        except (zmq.ZMQError, OSError) as error:
+            self._context.destroy(linger=0)
+            raise UnavailableError(
+                f"cannot listen on {path}: {error.strerror}",
+                hint="choose another path with --socket or RLQ_SOCKET",
+            ) from error
+        finally:
+            os.umask(before)
+
+    def receive(self, limit: int = 200) -> list[Received]:
+        """The messages that are there, at most `limit`, without waiting."""
+        messages: list[Received] = []
+        for _ in range(limit):
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            if not 2 <= len(frames) <= 1 + FRAMES_MAX:
+                self.dropped += 1
+                continue
+            messages.append(
+                Received(_peer(frames[1]), frames[0].bytes, [frame.bytes for frame in frames[1:]])
+            )
+        return messages
+
+    def send(self, route: bytes, frames: list[bytes]) -> bool:
+        """Queue a reply without waiting.  False: the client is gone or does not read."""
+        try:
+            self.socket.send_multipart([route, *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self.dropped += 1
+            return False
+        return True
+
+    def listening(self) -> bool:
+        """Whether clients still find us: a cleaner of /tmp may have removed the socket's file."""
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Send what is queued, for half a second at most, and remove the socket's file."""
+        ours = self.listening()
+        self.socket.close()
+        self._context.term()
+        if ours:  # libzmq leaves it there
+            self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_peer_address() -> bool:
+    """Whether this libzmq tells who speaks: asked of a connection from ourselves to ourselves."""
+    context = zmq.Context(io_threads=1)
+    try:
+        with context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as dealer:
+            endpoint = f"ipc://@rlqd-probe-{secrets.token_hex(16)}"  # abstract: no file
+            router.bind(endpoint)
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.connect(endpoint)
+            dealer.send(b"?")
+            if not router.poll(2000):
+                return False
+            frames = router.recv_multipart(copy=False)
+            return _peer(frames[1]) == Peer(os.geteuid(), os.getegid(), os.getpid())
+    except zmq.ZMQError:
+        return False
+    finally:
+        context.destroy(linger=0)
+
+
+def _peer(frame: zmq.Frame) -> Peer | None:
+    try:
+        address = frame.get("Peer-Address")
+    except zmq.ZMQError:
+        return None
+    match = _PEER_ADDRESS.fullmatch(str(address))
+    return Peer(int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def _clear_the_way(path: Path) -> None:
+    """libzmq removes whatever is at the path before it binds; only a dead socket may be there."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UnavailableError(f"cannot listen on {path}: {error.strerror}") from error
+    if not stat.S_ISSOCK(found.st_mode):
+        raise UnavailableError(
+            f"cannot listen on {path}: there is something that is not a socket",
+            hint="remove it, or choose another path with --socket or RLQ_SOCKET",
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        except OSError as error:
+            raise UnavailableError(f"cannot listen on {path}: {error}") from error
+        else:
+            raise UnavailableError(
+                f"another daemon answers on {path}",
+                hint="stop it, or choose another path with --socket or RLQ_SOCKET",
+            )
