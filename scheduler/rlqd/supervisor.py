@@ -58,6 +58,8 @@ STOP_PASSES_MAX = 200
 
 BAD_ORDER, VOIDED, BUG = 3, 4, 70
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+#: File types, as in the module stat.
+TYPE_MASK, REGULAR, DEVICE = 0o170000, 0o100000, 0o020000
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CONTROLS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGTSTP, signal.SIGCONT)
@@ -436,7 +438,7 @@ def open_log(path: bytes) -> int:
         fd = os.open(path, flags | os.O_RDWR, 0o644)
     except PermissionError:
         fd = os.open(path, flags | os.O_WRONLY, 0o644)  # one may write where one may not read
-    if os.fstat(fd).st_mode & 0o170000 not in (0o100000, 0o020000):  # a file, a device
+    if os.fstat(fd).st_mode & TYPE_MASK not in (REGULAR, DEVICE):
         os.close(fd)
         raise OSError(errno.EINVAL, "it is not a regular file")
     os.set_blocking(fd, True)
@@ -455,8 +457,11 @@ class Log:
         self.older: int | None = None
         with user:
             self.fd = open_log(self.path)
+        status = os.fstat(self.fd)
+        #: Rotating /dev/null would rename it.
+        self.rotates = status.st_mode & TYPE_MASK == REGULAR
         #: What was there before is not this job's output.
-        self.begin = self.size = os.fstat(self.fd).st_size
+        self.begin = self.size = status.st_size
         self.pump_in = self.pump_out = -1
         if bytes_max is not None:
             self.pump_in, self.pump_out = os.pipe2(os.O_CLOEXEC)
@@ -480,7 +485,7 @@ class Log:
             return True
         if not data:
             return False
-        if self.size and self.size + len(data) > self.bytes_max:
+        if self.rotates and self.size and self.size + len(data) > self.bytes_max:
             self._rotate()
         view = memoryview(data)
         while view:

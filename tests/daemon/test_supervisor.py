@@ -675,6 +675,21 @@ def test_a_capped_log_lost_to_a_full_device_does_not_end_the_job(attempt: Attemp
     assert (record["code"], record["log_lost_bytes"]) == (3, 200_000)
 
 
+@needs_root
+def test_a_device_is_not_rotated(attempt: Attempt) -> None:
+    null = attempt.place / "null"
+    os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    try:
+        null.write_text("")
+    except OSError:
+        pytest.skip("device files do not work on this file system")
+    code = "for _ in range(3000): print('x' * 1023)"
+    attempt.start(*python(code), log_path=str(null), log_mib_max=1)
+    assert attempt.record()["code"] == 0
+    assert stat.S_ISCHR(null.stat().st_mode)
+    assert not (attempt.place / "null.1").exists()
+
+
 def test_without_a_cap_the_job_itself_meets_the_full_device(attempt: Attempt) -> None:
     attempt.start(*python("print('x')"), log_path="/dev/full")
     assert attempt.record()["code"] == 1

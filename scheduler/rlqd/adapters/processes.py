@@ -172,14 +172,15 @@ class Processes:
         """`queue_id` tells this state folder's jobs from those of other daemons.
 
         Raises:
-            OSError: run_dir cannot be made, or this kernel has no pidfds (Linux < 5.3).
+            OSError: run_dir cannot be made, or this kernel is older than Linux 5.4.
         """
         if not hasattr(os, "pidfd_open"):
             raise OSError(errno.ENOSYS, "this Python has no os.pidfd_open; rlqd needs it")
         try:
-            os.close(os.pidfd_open(os.getpid()))
+            pidfd = os.pidfd_open(os.getpid())
         except OSError as error:
-            raise OSError(error.errno, "rlqd needs pidfds: Linux 5.3 or later") from error
+            raise OSError(error.errno, "rlqd needs pidfds: Linux 5.4 or later") from error
+        os.close(pidfd)
         self._run_dir = run_dir.absolute()
         self._queue_id = queue_id
         self._python = python
@@ -301,7 +302,11 @@ class Processes:
     def recover(self, job: int, attempt: int) -> Recovered:
         """What became of an attempt that a former daemon has launched, or was about to.
 
-        Race-free against a supervisor still on its way.  Any answer but Alive is final.
+        Race-free against a supervisor still on its way.  Any answer but Alive is final;
+        `discard` the attempt once it is committed.
+
+        Raises:
+            OSError: nothing is known yet: the disk is full, or cannot be read.
         """
         key = (job, attempt)
         self.folder(job, attempt).mkdir(mode=0o700, exist_ok=True)
@@ -310,7 +315,9 @@ class Processes:
         claim = self._claim_or_void(key)
         if claim is None or claim.get("void"):
             return Voided(job=job, attempt=attempt)
-        if claim.get("boot_id") != self._boot_id:
+        if "boot_id" not in claim:
+            return self._lost(key, "its claim file is damaged")
+        if claim["boot_id"] != self._boot_id:
             return Lost(job=job, attempt=attempt, reason="the machine was rebooted")
         handle = self._handle_of(key, claim)
         if handle is not None:
@@ -433,14 +440,14 @@ class Processes:
         folder = self.folder(*key)
         claim = folder / "claim.json"
         with contextlib.suppress(FileNotFoundError):
-            return _read_object(claim)
+            return _read_claim(claim)
         fd, temporary = tempfile.mkstemp(prefix="void.", dir=folder)
         try:
             os.write(fd, b'{"void": true}')
             os.fsync(fd)
             os.link(temporary, claim)
         except FileExistsError:
-            return _read_object(claim)
+            return _read_claim(claim)
         finally:
             os.close(fd)
             os.unlink(temporary)
@@ -449,16 +456,28 @@ class Processes:
         return None
 
     def _is_void(self, key: tuple[int, int]) -> bool:
-        return bool(_read_object(self.folder(*key) / "claim.json").get("void"))
+        return bool(_read_claim(self.folder(*key) / "claim.json").get("void"))
 
     def _read_record(self, key: tuple[int, int]) -> ExitRecord | LaunchError | None:
         try:
             record = _read_object(self.folder(*key) / "exit.json")
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # damaged is as good as none
             return None
         if "failed" in record:
             return self._launch_error_of(key, record["failed"])
-        return ExitRecord(job=key[0], attempt=key[1], **record)
+        # One by one: a supervisor started by another version may write more or less.
+        return ExitRecord(
+            job=key[0],
+            attempt=key[1],
+            code=record.get("code"),
+            signal=record.get("signal"),
+            oom=record.get("oom"),
+            ended_at=float(record.get("ended_at", 0.0)),
+            utime_s=float(record.get("utime_s", 0.0)),
+            stime_s=float(record.get("stime_s", 0.0)),
+            maxrss_mib=int(record.get("maxrss_mib", 0)),
+            log_lost_bytes=int(record.get("log_lost_bytes", 0)),
+        )
 
     def _handle_of(self, key: tuple[int, int], claim: Mapping[str, Any]) -> Handle | None:
         """None: the supervisor that made this claim has gone."""
@@ -499,8 +518,7 @@ class Processes:
 
     # ---- ends ----------------------------------------------------------------------
 
-    def _lost(self, key: tuple[int, int]) -> Lost:
-        reason = "the job's supervisor was killed"
+    def _lost(self, key: tuple[int, int], reason: str = "the job's supervisor was killed") -> Lost:
         with contextlib.suppress(OSError):
             crash = (self.folder(*key) / "crash.txt").read_text(errors="replace").strip()
             reason = f"the job's supervisor failed ({crash})"
@@ -558,9 +576,19 @@ class Processes:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    """Raises: OSError; ValueError (damaged)."""
     value = json.loads(path.read_bytes())
-    assert isinstance(value, dict), path
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged")
     return value
+
+
+def _read_claim(path: Path) -> dict[str, Any]:
+    """{}: damaged, by whatever damages files; somebody has claimed the attempt all the same."""
+    try:
+        return _read_object(path)
+    except ValueError:
+        return {}
 
 
 def _fsync_folder(path: Path) -> None:
