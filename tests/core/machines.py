@@ -14,6 +14,7 @@ from rlqd.core.model import (
     Core,
     Event,
     Exit,
+    Finished,
     GpuFacts,
     GpuId,
     GpuShare,
@@ -26,6 +27,7 @@ from rlqd.core.model import (
     Launch,
     MachineFacts,
     MachineSampled,
+    Outcome,
     PauseRequested,
     Persist,
     Placement,
@@ -226,6 +228,16 @@ class Desk:
 
     def state(self, job_id: int) -> State:
         return self.rows[job_id].state
+
+    def exit_of(self, job_id: int) -> Exit:
+        state = self.rows[job_id].state
+        assert isinstance(state, Finished), state
+        return state.exit
+
+    def outcome(self, job_id: int) -> Outcome:
+        state = self.rows[job_id].state
+        assert isinstance(state, Finished), state
+        return state.outcome
 
     def running(self) -> set[int]:
         """Jobs that hold resources."""

@@ -546,26 +546,35 @@ class Scheduler:
     def _expire(self) -> None:
         for job_id in sorted((*self._active, *self._delayed)):
             job = self.jobs[job_id]
-            due = deadline_of(job.state)
-            if due is None or due > self.now:
-                continue
-            match job.state:
-                case Pending():
-                    self._delayed.remove(job_id)
-                    self._queue.add(job.spec, job_id)
-                case Starting():
-                    self._stop(job, Cause.START_TIMED_OUT)
-                case Running():
-                    self._stop(job, Cause.TIMED_OUT)
-                case Completing(pid=pid):
-                    assert pid is not None, "a kill is due, but there is nobody to kill"
-                    kill_again_at = Instant(self.now + KILL_AGAIN_MS)
-                    self._to(job, replace(job.state, kill_at=kill_again_at))
-                    self._out.append(Kill(job.id, job.attempt, pid))
-                case Suspended() | Finished():
-                    raise AssertionError(f"{job} has no deadline")
-                case _:
-                    assert_never(job.state)
+            if self._is_due(job):
+                self._expire_one(job)
+                # A grace of nothing: the kill is due with the time limit.
+                job = self.jobs[job_id]
+                if isinstance(job.state, Completing) and self._is_due(job):
+                    self._expire_one(job)
+
+    def _is_due(self, job: Job) -> bool:
+        due = deadline_of(job.state)
+        return due is not None and due <= self.now
+
+    def _expire_one(self, job: Job) -> None:
+        match job.state:
+            case Pending():
+                self._delayed.remove(job.id)
+                self._queue.add(job.spec, job.id)
+            case Starting():
+                self._stop(job, Cause.START_TIMED_OUT)
+            case Running():
+                self._stop(job, Cause.TIMED_OUT)
+            case Completing(pid=pid):
+                assert pid is not None, "a kill is due, but there is nobody to kill"
+                kill_again_at = Instant(self.now + KILL_AGAIN_MS)
+                self._to(job, replace(job.state, kill_at=kill_again_at))
+                self._out.append(Kill(job.id, job.attempt, pid))
+            case Suspended() | Finished():
+                raise AssertionError(f"{job} has no deadline")
+            case _:
+                assert_never(job.state)
 
     # ---- admission -----------------------------------------------------------------
 

@@ -1,0 +1,62 @@
+"""How a job is stopped: SIGTERM, the grace, SIGKILL, and what became of it in the end."""
+
+from __future__ import annotations
+
+from rlqd.core.model import Completing, Finished, Outcome
+from tests.core.machines import Desk, spec
+
+
+def test_sigkill_comes_when_the_grace_is_over_and_not_before() -> None:
+    desk = Desk()
+    (job,) = desk.run(spec(grace=5_000))
+    desk.cancel(job)
+    assert desk.effects() == ["Terminate"]
+    desk.tell(after=4_999)
+    assert desk.effects() == []
+    desk.tell(after=1)
+    assert desk.effects() == ["Kill"]
+
+
+def test_sigkill_is_repeated_until_the_process_is_gone() -> None:
+    desk = Desk()
+    (job,) = desk.run(spec(grace=0))
+    desk.cancel(job)
+    assert desk.effects() == ["Terminate", "Kill"]
+    desk.tell(after=5_000)
+    assert desk.effects() == ["Kill"]
+    desk.exit(job, after=1)
+    desk.tell(after=60_000)
+    assert desk.effects() == []
+
+
+def test_a_time_limit_with_no_grace_kills_at_once() -> None:
+    # The kill fell due in the step that set it, and the next wakeup skipped what was due.
+    desk = Desk()
+    (job,) = desk.run(spec(limit=10_000, grace=0))
+    desk.tell(after=10_000)
+    assert desk.effects() == ["Terminate", "Kill"]
+    wakeup = desk.core.next_wakeup()
+    assert wakeup is not None
+    assert wakeup > desk.now
+
+
+def test_a_time_limit_counts_from_the_start_of_the_process() -> None:
+    desk = Desk()
+    (job,) = desk.submit(spec(limit=10_000))
+    desk.start(job, after=3_000)
+    desk.tell(after=9_999)
+    assert desk.effects() == []
+    desk.tell(after=1)
+    assert desk.effects() == ["Terminate"]
+    desk.exit(job, after=1)
+    assert desk.state(job) == Finished(Outcome.TIMEOUT, desk.exit_of(job), "reached its time limit")
+
+
+def test_cancel_at_once_skips_the_rest_of_the_grace() -> None:
+    desk = Desk()
+    (job,) = desk.run(spec(grace=60_000))
+    desk.cancel(job)
+    assert desk.effects() == ["Terminate"]
+    desk.cancel(job, at_once=True, after=1)
+    assert desk.effects() == ["Kill"]
+    assert isinstance(desk.state(job), Completing)
