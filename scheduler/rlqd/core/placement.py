@@ -43,16 +43,17 @@ def place(need: Need, room: Room, policy: Policy) -> Placement | NoRoom:
         short_gpus = sorted((s for _, s in tried if s), key=len)
         if len(fitting) >= need.gpus:
             return NoRoom((tuple(host),))
-        if not tried:
-            none = Shortage(
+        if len(tried) < need.gpus:
+            # Some have gone since it was submitted: room on those that are left is no help.
+            gone = Shortage(
                 resource="gpu",
                 unit="GPUs",
                 need=need.gpus,
-                free=0,
-                total=0,
-                note="no GPU can be read",
+                free=len(fitting),
+                total=len(tried),
+                note="the other GPUs cannot be read" if tried else "no GPU can be read",
             )
-            return NoRoom(((*host, none),))
+            return NoRoom(((*host, gone),))
         return NoRoom(tuple((*short, *host) for short in short_gpus))
     chosen = fitting[: need.gpus]
     near = frozenset(c for gpu in chosen for c in gpu.facts.cores_near)
