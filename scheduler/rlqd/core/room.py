@@ -148,8 +148,10 @@ def _measure_gpu(
     for holding in here:
         share = _share(uses.get(holding.job_id), gpu.facts.id)
         growth_mib += max(0, holding.charge.gpu_mem_mib - (share.mem_mib or 0))
-        # A share that cannot be read is taken to be what it is charged for.
-        sm_pct_ours += holding.charge.sm_pct if share.sm_pct is None else share.sm_pct
+        if holding.job_id in uses:
+            # A share that cannot be read is taken to be what it is charged for.  A job that
+            # was not there when the reading was taken is no part of it: the rest is outsiders'.
+            sm_pct_ours += holding.charge.sm_pct if share.sm_pct is None else share.sm_pct
     sm_pct_outside = max(0, gpu.facts.sm_pct - sm_pct_ours)
     sm_pct_charged = sum(h.charge.sm_pct for h in here)
     gpu.mem_mib = gpu.facts.mem_mib_free - policy.gpu_mem_mib_reserve - growth_mib

@@ -401,8 +401,10 @@ class Contract:
             if not attempt.may_have_settled(policy):
                 declared = declared or policy.sm_pct_default
             sm_charged += declared or 0
-            unread = share is None or share.sm_pct is None
-            sm_ours += 100 if unread or share is None or share.sm_pct is None else share.sm_pct
+            # What a job started since the reading took of the SM is no part of the reading.
+            if attempt.job_id in uses:
+                hidden = share is None or share.sm_pct is None
+                sm_ours += 100 if hidden or share is None else share.sm_pct or 0
         need = spec.gpu_mem_mib or policy.gpu_mem_mib_default
         left = gpu.mem_mib_free - policy.gpu_mem_mib_reserve - growth - need
         demand(left >= 0, f"job {job_id}: {-left} MiB of GPU memory too many on {gpu.id}")
