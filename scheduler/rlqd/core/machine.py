@@ -124,7 +124,8 @@ class Scheduler:
     _active: set[JobId] = field(default_factory=set[JobId])
     #: Pending, not held, but not yet due.
     _delayed: set[JobId] = field(default_factory=set[JobId])
-    #: A GPU that a job has left admits nothing until it was read after this.
+    #: A GPU that a job has left admits nothing until it was read after this.  Kept for ever,
+    #: one number per GPU: an older reading may still come late.
     _gpus_fresh_after: dict[GpuId, Instant] = field(default_factory=dict[GpuId, Instant])
     #: Equal specs are one object, and a waiting job costs little memory.
     _specs: dict[JobSpec, JobSpec] = field(default_factory=dict[JobSpec, JobSpec])
@@ -447,10 +448,6 @@ class Scheduler:
             if job is not None and isinstance(job.state, Running):
                 footprint = self.footprints.setdefault(job_id, Footprint())
                 footprint.add(facts.taken_at, measured, self.policy)
-        present = {gpu.id for gpu in facts.gpus}
-        for gpu, at in list(self._gpus_fresh_after.items()):
-            if gpu in present and facts.gpus_taken_at >= at:
-                del self._gpus_fresh_after[gpu]
 
     def _started(self, job: Job, pid: int) -> None:
         match job.state:
