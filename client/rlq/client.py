@@ -13,7 +13,6 @@ Results are the protocol's own frozen structs (`rlq.protocol.messages`); what fa
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from rlq import autostart as _autostart
 from rlq import paths, specs
 from rlq.errors import (
     NotFoundError,
@@ -35,8 +33,6 @@ from rlq.errors import (
 from rlq.protocol import messages as m
 from rlq.protocol.states import JobState
 from rlq.transport import Connection, ConnectionLostError, is_answering
-
-logger = logging.getLogger("rlq")
 
 #: Requests that may be sent again when the daemon restarts before it answers: they change
 #: nothing, or doing them twice is the same as once.
@@ -239,13 +235,13 @@ class Client:
     def wait(
         self,
         jobs: Ids,
-        timeout_s: float | None = None,
+        timeout: float | None = None,
         *,
         on_update: Callable[[tuple[m.Job, ...]], None] | None = None,
         step_ms: int = WAIT_STEP_MS,
     ) -> JobList:
-        """Until all have ended, or `timeout_s` is over: the jobs as they are then, in the order
-        asked for (`job.state.is_final` tells).  A restart of the daemon is waited out.
+        """Until all have ended, or `timeout` seconds are over: the jobs as they are then, in the
+        order asked for (`job.state.is_final` tells).  A restart of the daemon is waited out.
 
         `on_update` gets the jobs every `step_ms` or sooner.
 
@@ -255,7 +251,7 @@ class Client:
         ids = [jobs] if isinstance(jobs, int) else list_of(jobs)
         if not ids:
             return []
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout is None else time.monotonic() + timeout
         selection = select(ids)
         while True:
             timeout_ms = step_ms
@@ -447,7 +443,10 @@ class Client:
                 hint="start one with `rlq daemon start`, or allow it to start by itself: without"
                 " --no-autostart and RLQ_NO_AUTOSTART",
             )
-        return _autostart.start_daemon()
+        # Here and not above, as logging below: most commands never need them.
+        from rlq.autostart import start_daemon
+
+        return start_daemon()
 
     def _silent(self, connection: Connection) -> UnreachableError:
         return UnreachableError(
@@ -502,8 +501,13 @@ def _expect(reply: m.Reply, expected: type[R]) -> R:
 
 def _captured(env: Mapping[str, str] | None) -> dict[str, str]:
     sent, left_out = specs.capture_env(env)
-    for key in left_out:
-        logger.warning("the variable %s is not valid UTF-8 and is left out", key)
+    if left_out:
+        import logging
+
+        for key in left_out:
+            logging.getLogger("rlq").warning(
+                "the variable %s is not valid UTF-8 and is left out", key
+            )
     return sent
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from rlq import __version__
-from rlq.cli.app import App, fail, hint_for, quiet_exit
+from rlq.cli.app import App, fail, hint_for, message_of, quiet_exit
 from rlq.errors import RlqError
 
 #: Verb -> what `rlq --help` says of it: showing that must not import every verb.
@@ -95,7 +95,7 @@ class LazyGroup(click.Group):
         except click.exceptions.Exit as exit_:
             code = exit_.exit_code
         except click.ClickException as error:
-            code = fail(error.format_message(), hint_for(error), 2)
+            code = fail(message_of(error), hint_for(error), 2)
         except RlqError as error:
             code = fail(error.message, error.hint, error.exit_code)
         except (KeyboardInterrupt, click.Abort, EOFError):

@@ -154,6 +154,13 @@ def _styled(text: str, colour: str) -> str:
     return click.style(text, fg=colour, bold=True)
 
 
+def message_of(error: click.ClickException) -> str:
+    if isinstance(error, click.NoSuchOption):
+        return f"there is no option {error.option_name}"  # the near ones are the hint's
+    message = error.format_message()
+    return message[:1].lower() + message[1:].rstrip(".")
+
+
 def hint_for(error: click.ClickException) -> str:
     """A hint for what click itself refuses."""
     given: str | None = getattr(error, "hint", None)
@@ -162,12 +169,15 @@ def hint_for(error: click.ClickException) -> str:
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     path = ctx.command_path if ctx is not None else "rlq"
     if isinstance(error, click.NoSuchOption):
-        if error.possibilities:
-            return f"did you mean {' or '.join(sorted(error.possibilities))}?"
+        from difflib import get_close_matches
+
+        near = get_close_matches(error.option_name, error.possibilities or (), cutoff=0.7)
+        if near:
+            return f"did you mean {' or '.join(near)}?"
         if path.split()[-1] == "submit":
             return (
-                "options of your own command go after it: rlq submit -- python train.py"
-                f" {error.option_name} …"
+                "options of your own command go after it:"
+                f" rlq submit -- python train.py {error.option_name}"
             )
     return f"`{path} --help` shows what it takes"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from rlq.protocol.messages import Job
 if TYPE_CHECKING:
     from rich.console import Console
 
+#: Columns left to what stands beside a full row.
+REST_LEAST = 20
 #: What a field shows that has no value.
 NONE = "-"
 
@@ -104,7 +105,9 @@ def print_table(columns: Sequence[Column], rows: Sequence[Row]) -> None:
         for i, cell in enumerate(row.cells):
             widths[i] = max(widths[i], Text(_text(cell)).cell_len)
     gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= out.width else 1
-    excess = sum(widths) + gap * (len(widths) - 1) - out.width
+    beside = any(row.rest is not None and len(row.cells) == len(columns) for row in rows)
+    room = out.width - (REST_LEAST + gap if beside else 0)
+    excess = sum(widths) + gap * (len(widths) - 1) - room
     for i in reversed(range(len(columns))):
         if excess > 0 and columns[i].least:
             cut = min(excess, widths[i] - min(widths[i], columns[i].least))
@@ -157,12 +160,3 @@ def print_fields(fields: Iterable[tuple[str, str]]) -> None:
             click.echo(f"{name:<11} {first}")
             for line in more:
                 click.echo(f"{'':<11} {line}")
-
-
-def width() -> int:
-    if not stdout_is_terminal():
-        return 10_000
-    try:
-        return int(os.environ["COLUMNS"])
-    except (KeyError, ValueError):
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80

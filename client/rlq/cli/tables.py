@@ -81,15 +81,16 @@ def _row(job: Job, now: float, *, several: bool, reports: bool) -> Row:
 
 def print_history(jobs: Sequence[Job], now: float) -> None:
     several = len({job.uid for job in jobs}) > 1
+    reports = any(job.progress is not None for job in jobs)
     columns = [
         Column("ID", "right"),
         Column("NAME", least=8),
         *([Column("USER", least=5)] if several else []),
         Column("STATE"),
         Column("EXIT", "right"),
-        Column("ENDED", "left"),
+        Column("ENDED"),
         Column("TIME", "right"),
-        Column("STEPS/S", "right"),
+        *([Column("STEPS/S", "right")] if reports else []),
     ]
     rows = [
         Row(
@@ -101,9 +102,9 @@ def print_history(jobs: Sequence[Job], now: float) -> None:
                 exit_word(job),
                 clock(job.ended_at, now),
                 spent(job, now),
-                rate(job.progress.steps_per_s if job.progress else None),
+                *([rate(job.progress.steps_per_s if job.progress else None)] if reports else []),
             ],
-            rest=Cell(job.reason, "dim") if job.reason else None,
+            rest=Cell(reason, "dim") if (reason := ended_reason(job)) else None,
         )
         for job in jobs
     ]
@@ -131,6 +132,12 @@ def _plain_row(job: Job, now: float) -> list[str]:
         NONE if job.exit_code is None else str(job.exit_code),
         job.reason or NONE,
     ]
+
+
+def ended_reason(job: Job) -> str:
+    """The reason, unless the columns say it already."""
+    said = {f"exit code {job.exit_code}", f"signal {job.signal}"}
+    return "" if job.state is JobState.COMPLETED or job.reason in said else job.reason
 
 
 # ---- cells -------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -15,12 +16,14 @@ import msgspec
 
 from rlq import __version__, paths
 from rlq.cli.app import App, verb
-from rlq.cli.output import clean, print_json
+from rlq.cli.output import clean, print_json, stdout_is_terminal
 from rlq.errors import RlqError, UnreachableError
 from rlq.protocol import PROTOCOL_VERSION
 from rlq.protocol.messages import DaemonStatus
 from rlq.protocol.units import format_mib
 
+#: Where details begin.
+INDENT = 16
 DISK_MIB_FAIL = 100
 DISK_MIB_WARN = 1024
 THREAD_VARIABLES = (
@@ -52,11 +55,21 @@ def command(app: App) -> None:
             word = click.style(f"{check.status:<4}", fg=colours[check.status], bold=True)
             if os.environ.get("NO_COLOR"):
                 word = click.unstyle(word)
-            click.echo(f"{word}  {check.name:<9} {clean(check.detail)}")
-            if check.hint:
-                click.echo(f"      {'':<9} hint: {clean(check.hint)}")
+            said = [check.detail, *([f"hint: {check.hint}"] if check.hint else [])]
+            lines = [line for text in said for line in folded(clean(text))]
+            click.echo(f"{word}  {check.name:<9} {lines[0]}")
+            for line in lines[1:]:
+                click.echo(f"{'':<{INDENT}}{line}")
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def folded(text: str) -> list[str]:
+    """Lines that fit beside the name of a check; whole where nobody looks."""
+    if not stdout_is_terminal():
+        return [text]
+    room = max(20, shutil.get_terminal_size().columns - INDENT)
+    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def run_checks(app: App) -> Iterator[Check]:

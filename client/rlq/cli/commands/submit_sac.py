@@ -7,8 +7,10 @@ plan`): it checks the options, computes the replay buffer, and knows what is ins
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,9 @@ from rlq.cli.commands.submit import make_spec, parse_array, queue_options, send
 from rlq.errors import InternalError, UsageError
 
 STEPS_MAX = 10**12
-SEED_MAX = 2**32 - 1
+#: At most two digits of exponent: nobody waits for more.
+STEPS = re.compile(r"(\d{1,13}(?:\.\d{1,13})?(?:[eE]\+?\d{1,2})?)([kKmM]?)", re.ASCII)
+SEED_MAX = 2**31 - 1
 N_ENVS_MAX = 1024
 #: jax and torch take seconds to import on a busy machine.
 PLAN_TIMEOUT_S = 120
@@ -34,6 +38,29 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if max(seeds) > SEED_MAX:
         raise UsageError(f"a seed is at most {SEED_MAX}")
     return seeds
+
+
+def parse_steps(text: str) -> int:
+    """'700000', '700k', '7e5', '1.5M'.
+
+    Raises:
+        UsageError: not a whole number of steps.
+    """
+    match = STEPS.fullmatch(text.strip().replace("_", ""))
+    hint = "write 700000, 700k or 7e5"
+    if match is None:
+        raise UsageError(f"{text!r} is not a number of steps", hint=hint)
+    steps = Decimal(match[1]) * {"": 1, "k": 1000, "m": 10**6}[match[2].lower()]
+    if steps != int(steps) or not 0 <= steps <= STEPS_MAX:
+        raise UsageError(f"{text!r} is not a number of steps that can be", hint=hint)
+    return int(steps)
+
+
+def parse_steps_to_run(text: str) -> int:
+    steps = parse_steps(text)
+    if steps == 0:
+        raise UsageError("a run has at least one step", hint="write 700000, 700k or 7e5")
+    return steps
 
 
 def parse_set(text: str) -> str:
@@ -68,7 +95,7 @@ def choice(*words: str) -> Any:
     "--steps",
     metavar="N",
     required=True,
-    type=Parsed("steps", whole("a number of steps", 1, STEPS_MAX)),
+    type=Parsed("steps", parse_steps_to_run),
     help="Environment steps of each run.",
 )
 @click.option(
@@ -104,14 +131,26 @@ def choice(*words: str) -> Any:
 @click.option(
     "--eval-freq",
     metavar="STEPS",
-    type=Parsed("steps", whole("a number of steps", 0, STEPS_MAX)),
+    type=Parsed("steps", parse_steps),
     help="Evaluate this often; 0: never.",
 )
 @click.option(
     "--checkpoint-freq",
     metavar="STEPS",
-    type=Parsed("steps", whole("a number of steps", 0, STEPS_MAX)),
+    type=Parsed("steps", parse_steps),
     help="Save this often; 0: only when stopped.",
+)
+@click.option(
+    "--eval-episodes",
+    metavar="N",
+    type=Parsed("episodes", whole("a number of episodes", 1, 10_000)),
+    help="Episodes of each evaluation.",
+)
+@click.option(
+    "--save-buffer/--no-save-buffer",
+    default=True,
+    show_default=True,
+    help="Keep the replay buffer in checkpoints.",
 )
 @click.option("--out", metavar="DIR", default="runs", show_default=True, help="Where results go.")
 @click.option(
@@ -129,6 +168,8 @@ def command(
     settings: tuple[str, ...],
     eval_freq: int | None,
     checkpoint_freq: int | None,
+    eval_episodes: int | None,
+    save_buffer: bool,
     out: str,
     resume: bool,
     variables: tuple[tuple[str, str], ...],
@@ -157,6 +198,9 @@ def command(
         training += ["--eval-freq", str(eval_freq)]
     if checkpoint_freq is not None:
         training += ["--checkpoint-freq", str(checkpoint_freq)]
+    if eval_episodes is not None:
+        training += ["--eval-episodes", str(eval_episodes)]
+    training.append("--save-buffer" if save_buffer else "--no-save-buffer")
     training.append("--resume" if resume else "--no-resume")
 
     def argv_for(seed: int, verb: str) -> list[str]:

@@ -10,7 +10,7 @@ import click
 from rlq.cli.app import App, Parsed, fail, is_terminal, note, verb
 from rlq.cli.output import clean, plain, print_json
 from rlq.cli.selections import make_selection, resolve, selection_options
-from rlq.cli.tables import exit_word
+from rlq.cli.tables import ended_reason, exit_word
 from rlq.client import WAIT_STEP_MS, Client
 from rlq.protocol.messages import Job
 from rlq.protocol.states import JobState
@@ -99,4 +99,5 @@ def ending(job: Job) -> str:
     if job.state.is_final and job.state is not JobState.COMPLETED and exit_word(job) != "-":
         word += f", exit code {job.exit_code}" if job.exit_code is not None else ""
         word += f", signal {job.signal}" if job.exit_code is None else ""
-    return f"{word}: {clean(job.reason)}" if job.reason else word
+    reason = ended_reason(job) if job.state.is_final else job.reason
+    return f"{word}: {clean(reason)}" if reason else word

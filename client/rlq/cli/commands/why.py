@@ -93,7 +93,7 @@ def holder(who: Holder, unit: str, now: float) -> str:
     name = f"job {who.job}" if who.job is not None else "outside the queue"
     if who.user:
         name += f" ({clean(who.user)})"
-    ends = f", till about {clock(who.ends_at, now)}" if who.ends_at is not None else ""
+    ends = f", till {clock(who.ends_at, now)}" if who.ends_at is not None else ""
     return f"{name}: {amount(who.amount, unit)}{ends}"
 
 
