@@ -20,7 +20,14 @@ import pytest
 import zmq
 
 from rlq.errors import UnavailableError
-from rlqd.adapters.zeromq import FRAMES_MAX, Peer, Received, Server, check_peer_address
+from rlqd.adapters.zeromq import (
+    FRAMES_MAX,
+    REPLIES_UNREAD_MIN,
+    Peer,
+    Received,
+    Server,
+    check_peer_address,
+)
 
 US = Peer(os.geteuid(), os.getegid(), os.getpid())
 STRANGER = 12345
@@ -235,6 +242,21 @@ def test_a_flood_from_one_client_does_not_keep_another_waiting(
     wait_until(look, "the other client")
     # It came while the flood was far from drained.
     assert len(seen) < 1500
+
+
+def test_a_client_with_many_requests_under_way_loses_no_reply(
+    server: Server, dial: Callable[[Path], zmq.Socket[bytes]]
+) -> None:
+    client = dial(server.path)
+    for turn in range(8):
+        for n in range(REPLIES_UNREAD_MIN):
+            client.send(b"%d" % n)
+        # One group commit, one burst of replies.
+        for got in receive(server, REPLIES_UNREAD_MIN):
+            assert server.send(got.route, got.frames), turn
+        for n in range(REPLIES_UNREAD_MIN):
+            assert client.poll(20_000), (turn, n)
+            assert client.recv() == b"%d" % n
 
 
 def test_a_reply_to_a_client_that_is_gone_is_dropped(

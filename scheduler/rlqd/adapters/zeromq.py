@@ -7,7 +7,8 @@ What a hostile or broken client can do is bounded: one frame by MAXMSGSIZE (it i
 disconnected), unread requests of one connection by RCVHWM (then its writes block, not ours),
 unread replies by SNDHWM (further ones are dropped), a handshake by HANDSHAKE_IVL; ROUTER
 takes messages from all connections in turn.  Not bounded by libzmq: the number of
-connections (but for the file descriptors), and of frames in one unfinished message.
+connections (but for the file descriptors), of frames in one unfinished message, and of bytes
+in the replies that wait for one client.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from rlq.errors import UnavailableError
 
 #: More frames than any message of ours has; what has more is dropped.
 FRAMES_MAX = 8
+#: A client may have this many requests under way and loses no reply.  ZeroMQ learns of what
+#: was taken from a queue only each time half of it was, hence the doubled mark.
+REPLIES_UNREAD_MIN = 512
 _PEER_ADDRESS = re.compile(r"[^:]*:(\d+):(\d+):(\d+)", re.ASCII)
 
 
@@ -73,7 +77,7 @@ class Server:
             (zmq.MAXMSGSIZE, message_bytes_max),
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.RCVHWM, 64),
-            (zmq.SNDHWM, 256),
+            (zmq.SNDHWM, 2 * REPLIES_UNREAD_MIN),
             (zmq.HANDSHAKE_IVL, 5000),
             (zmq.BACKLOG, 1024),
             # Long enough for the last reply, too short to hold up the exit.
