@@ -1,8 +1,173 @@
+"""`rlqd`: put the parts together and run until told to stop."""
+
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
 
-def main() -> None:
-    raise SystemExit("rlqd is not written yet")
+import click
+
+from rlq import __version__
+from rlq.errors import RlqError
+from rlq.paths import daemon_config, daemon_paths
+from rlqd import config as configuration
+
+log = logging.getLogger("rlqd")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="Folder of the database, exit records and logs; one daemon each.",
+)
+@click.option(
+    "--socket", type=click.Path(path_type=Path), help="Unix socket on which clients are served."
+)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="TOML file; --print-config shows every key.",
+)
+@click.option("--print-config", is_flag=True, help="Print the defaults, documented, and exit.")
+@click.option(
+    "--check-config", is_flag=True, help="Read the configuration, say what is wrong, and exit."
+)
+@click.option(
+    "--ready-fd",
+    type=int,
+    hidden=True,
+    help="Write one line to this descriptor when ready, or the error.",
+)
+@click.version_option(__version__, prog_name="rlqd")
+def main(
+    state_dir: Path | None,
+    socket: Path | None,
+    config_path: Path | None,
+    print_config: bool,
+    check_config: bool,
+    ready_fd: int | None,
+) -> None:
+    """The daemon of rlq, the job queue for a shared lab workstation.
+
+    Usually started by systemd (`systemd/rlqd.service`) or by the first `rlq` command.
+    SIGTERM stops it; running jobs run on and are found again.  SIGHUP reads the
+    configuration again.
+
+    Exit codes: 0 stopped as asked, 2 wrong usage or configuration, 7 the state folder cannot
+    be used (another daemon, disk full), 70 a bug.
+    """
+    if print_config:
+        click.echo(configuration.describe(), nl=False)
+        return
+    try:
+        path = config_path if config_path is not None else daemon_config()
+        config = configuration.load(path)
+        if check_config:
+            click.echo(f"{path or 'built-in defaults'}: OK")
+            return
+        _serve(config, path, state_dir, socket, ready_fd)
+    except RlqError as error:
+        hint = f"\nhint: {error.hint}" if error.hint else ""
+        _tell(ready_fd, f"{error.message}{hint}")
+        click.echo(f"rlqd: error: {error.message}{hint}", err=True)
+        sys.exit(error.exit_code)
+
+
+def _serve(
+    config: configuration.Config,
+    config_path: Path | None,
+    state_dir: Path | None,
+    socket: Path | None,
+    ready_fd: int | None,
+) -> None:
+    # Imported here, so that --help and a wrong configuration answer at once.
+    from rlqd.adapters import host, lockfile, systemd
+    from rlqd.adapters.nvml import NvmlMonitor
+    from rlqd.adapters.processes import Processes
+    from rlqd.adapters.reports import ReportSocket
+    from rlqd.adapters.sqlite import Store
+    from rlqd.adapters.zeromq import Server, check_peer_address
+    from rlqd.shell.pump import Pump
+    from rlqd.shell.sampling import Sampler, usable_cpus
+    from rlqd.shell.signals import Signals
+
+    _log_to_stderr(config.daemon.log_level)
+    paths = daemon_paths(state_dir, socket)
+    # Root serves everybody: the daemon that systemd starts.
+    is_shared = os.geteuid() == 0 and "RUNTIME_DIRECTORY" in os.environ
+    paths.make(shared=is_shared)
+    with contextlib.ExitStack() as parts:
+        parts.enter_context(lockfile.acquire(paths.lock))
+        store = parts.enter_context(Store(paths.database))
+        mode = 0o666 if is_shared and check_peer_address() else 0o600
+        server = parts.enter_context(
+            Server(
+                paths.socket,
+                mode=mode,
+                message_bytes_max=config.daemon.message_mib_max * 2**20,
+            )
+        )
+        reports = parts.enter_context(
+            ReportSocket(paths.report_socket, mode=0o666 if is_shared else 0o600)
+        )
+        host_monitor = host.HostMonitor()
+        nvml = NvmlMonitor()
+        sampler = Sampler(
+            read_host=host_monitor.read,
+            read_gpus=nvml.read,
+            cpus=usable_cpus(host.cpus(), config.cpu.include, smt=config.cpu.smt),
+            period_s=config.monitor.period_ms / 1000,
+            gpus_included=config.gpu.include,
+        )
+        signals = Signals()
+        notifier = systemd.Notifier()
+        pump = Pump(
+            config=config,
+            config_path=str(config_path or ""),
+            state_dir=paths.state_dir,
+            logs_dir=paths.logs_dir,
+            socket_path=paths.socket,
+            report_path=paths.report_socket,
+            store=store,
+            server=server,
+            reports=reports,
+            processes=Processes(paths.run_dir, store.instance_id),
+            sampler=sampler,
+            supervisor_of=host_monitor.tree_of,
+            owner_of=host_monitor.process_owner,
+            notifier=notifier,
+            signals=signals,
+            reload=lambda: configuration.load(config_path),
+        )
+        pump.start()
+        log.info("rlqd %s serves %s from %s", __version__, paths.socket, paths.state_dir)
+        notifier.ready("ready")
+        _tell(ready_fd, "ready")
+        pump.run()
+        log.info("stopped; running jobs run on")
+
+
+def _log_to_stderr(level: str) -> None:
+    # Under systemd the journal stamps the time itself.
+    stamp = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format=f"{stamp}%(levelname)s %(message)s"
+    )
+
+
+def _tell(ready_fd: int | None, text: str) -> None:
+    """Tell whoever started this daemon; it may have gone away meanwhile."""
+    if ready_fd is None:
+        return
+    with contextlib.suppress(OSError):
+        os.write(ready_fd, f"{text}\n".encode())
+    with contextlib.suppress(OSError):
+        os.close(ready_fd)
 
 
 if __name__ == "__main__":

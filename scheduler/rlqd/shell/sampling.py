@@ -72,6 +72,15 @@ class _Latest(Generic[T]):
             time.sleep(SPACING_S)
 
 
+def usable_cpus(cpus: tuple[Cpu, ...], include: tuple[int, ...], *, smt: bool) -> tuple[Cpu, ...]:
+    """The CPUs the queue may use: all but those left out by the configuration."""
+    kept = [c for c in cpus if not include or c.number in include]
+    if not smt:
+        first = {c.physical: c for c in reversed(kept)}
+        kept = [c for c in kept if first[c.physical] is c]
+    return tuple(kept)
+
+
 class Sampler:
     """Reads the machine all the time.  `fileno` becomes readable when there is news."""
 

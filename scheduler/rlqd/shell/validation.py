@@ -30,12 +30,21 @@ def check_submission(submit: Submit) -> None:
             hint="submit in parts",
         )
     _check_env(submit.env)
+    if len({spec.held for spec in submit.jobs}) > 1:
+        raise UsageError("all jobs of one submission are held, or none", hint="submit twice")
     for spec in submit.jobs:
         _check_job(spec)
 
 
-def check_selection(selection: Selection) -> None:
-    """Raises UsageError."""
+def check_selection(selection: Selection, *, required: bool = False) -> None:
+    """`required`: a verb that acts must be told on what: nothing named is not everything.
+
+    Raises UsageError.
+    """
+    if required and not (selection.ids or selection.name or selection.states or selection.all):
+        raise UsageError(
+            "no job is named", hint="give ids or ranges (3-9), --name, --state or --all"
+        )
     if len(selection.ids) > RANGES_MAX:
         raise UsageError(f"a selection holds at most {RANGES_MAX} ranges")
     for low, high in selection.ids:

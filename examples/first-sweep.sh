@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Four real SAC trainings through a queue of its own: what `make run` shows.
+#
+# A private rlqd with a temporary state folder, so that it touches nothing of yours.  The jobs are
+# short on purpose: they show the queue at work, not a trained agent.
+set -euo pipefail
+
+folder=$(mktemp -d "${TMPDIR:-/tmp}/rlq-first-sweep.XXXXXX")
+export RLQ_STATE_DIR=$folder
+unset RLQ_SOCKET RLQ_NO_AUTOSTART
+trap 'rlq cancel --all --now --yes >/dev/null 2>&1 || true
+      rlq daemon stop >/dev/null 2>&1 || true
+      rm -rf "$folder"' EXIT
+
+say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; "$@"; }
+[ -t 1 ] || say() { printf '\n$ %s\n' "$*"; "$@"; }
+
+say rlq daemon start
+out=$folder/runs
+say rlq submit sac --algo sb3 --env Pendulum-v1 --steps 2000 --set learning_starts=200 --out "$out"
+say rlq submit sac --algo sbx --env Pendulum-v1 --steps 2000 --set learning_starts=200 --out "$out"
+say rlq submit sac --algo sb3 --env Humanoid-v5 --steps 1000 --set learning_starts=200 --out "$out"
+say rlq submit sac --algo sbx --env Humanoid-v5 --steps 1000 --set learning_starts=200 --out "$out"
+say rlq list
+say rlq wait --all
+say rlq history

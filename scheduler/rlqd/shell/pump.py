@@ -1,0 +1,865 @@
+"""The event loop: one turn takes in all there is to know, steps the core once, commits once.
+
+    poll -> facts -> core.step -> COMMIT -> launches and signals -> replies
+
+A turn that cannot commit changes nothing: the core is thrown away and rebuilt from the
+database, as after a restart, as soon as the disk takes rows again.  So "disk full" and "killed"
+are one code path (`_recover`), and it is exercised at every start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pwd
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+import zmq
+
+from rlq.errors import NotPermittedError, ProtocolError, RlqError, UnavailableError
+from rlq.protocol import codec
+from rlq.protocol import messages as wire
+from rlq.protocol.states import LIVE_STATES
+from rlqd.adapters import processes
+from rlqd.adapters.processes import Handle, LaunchOrder, Processes
+from rlqd.adapters.reports import ReportSocket
+from rlqd.adapters.sqlite import Row, Store
+from rlqd.adapters.systemd import Notifier
+from rlqd.adapters.zeromq import Received, Server
+from rlqd.config import Config
+from rlqd.core import model
+from rlqd.core.machine import Scheduler
+from rlqd.shell import launching, rows, sampling, validation
+from rlqd.shell.progress import Tracker
+from rlqd.shell.requests import (
+    Change,
+    ChangeRequest,
+    Desk,
+    Peer,
+    missing_ids,
+    unavailable,
+    user_name,
+)
+from rlqd.shell.sampling import Sampler
+from rlqd.shell.signals import Signals
+from rlqd.shell.views import Live, Views
+
+log = logging.getLogger(__name__)
+
+#: How often a daemon that could not commit tries again.
+RETRY_MS = 2_000
+#: Free space of the state folder is looked at this often, and this little is too little.
+DISK_PERIOD_MS = 10_000
+DISK_MIB_MIN = 32
+STATUS_PERIOD_MS = 10_000
+WAIT_MS_MAX = 30_000
+MESSAGES_PER_TURN = 512
+#: The kernel's OOM killer should take a job before the daemon or a colleague's editor.
+JOB_OOM_SCORE_ADJ = 300
+
+
+def monotonic_ms() -> model.Instant:
+    return model.Instant(time.monotonic_ns() // 1_000_000)
+
+
+@dataclass(slots=True, kw_only=True)
+class Waiter:
+    """A client that waits for jobs to end."""
+
+    route: bytes
+    request_id: bytes
+    uid: int
+    ids: tuple[int, ...]
+    left: set[int]
+    missing: tuple[int, ...]
+    due: model.Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    route: bytes
+    request_id: bytes
+    request: ChangeRequest
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request that only reads: answered after the commit of this turn."""
+
+    route: bytes
+    request_id: bytes
+    peer: Peer
+    request: wire.Request
+
+
+@dataclass(slots=True, kw_only=True)
+class Stats:
+    turns: int = 0
+    commits: int = 0
+    messages: int = 0
+    turn_ms_max: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Pump:
+    config: Config
+    config_path: str
+    state_dir: Path
+    logs_dir: Path
+    socket_path: Path
+    report_path: Path
+    store: Store
+    server: Server
+    reports: ReportSocket
+    processes: Processes
+    sampler: Sampler
+    supervisor_of: Callable[[int], int | None]
+    owner_of: Callable[[int], tuple[str, str]]
+    notifier: Notifier
+    signals: Signals
+    #: Reads the configuration again; raises RlqError if it is wrong.
+    reload: Callable[[], Config]
+
+    wants_stop: bool = False
+
+    core: Scheduler = field(default_factory=Scheduler)
+    live: dict[model.JobId, Live] = field(default_factory=dict[model.JobId, Live])
+    views: Views = field(init=False)
+    desk: Desk = field(init=False)
+    stats: Stats = field(default_factory=Stats)
+    _handles: dict[model.JobId, Handle] = field(default_factory=dict[model.JobId, Handle])
+    _fds: dict[int, model.JobId] = field(default_factory=dict[int, model.JobId])
+    _poller: zmq.Poller = field(default_factory=zmq.Poller)
+    _waiters: list[Waiter] = field(default_factory=list[Waiter])
+    _facts: list[model.Event] = field(default_factory=list[model.Event])
+    #: Why nothing can be committed, or "".
+    _broken: str = ""
+    _retry_at: int = 0
+    _draining: bool = False
+    _disk_is_full: bool = False
+    _disk_due: int = 0
+    _status_due: int = 0
+    _prune_due: int = 0
+    _discards: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
+
+    def __post_init__(self) -> None:
+        self.views = Views(
+            config=self.config,
+            logs_dir=str(self.logs_dir),
+            core=self.core,
+            live=self.live,
+            host=self.sampler.host,
+            gpus=self.sampler.gpus,
+            supervisor_of=self.supervisor_of,
+            owner_of=self.owner_of,
+        )
+        self.desk = Desk(
+            config=self.config, store=self.store, views=self.views, logs_dir=str(self.logs_dir)
+        )
+        self._poller.register(self.server.socket, zmq.POLLIN)
+        for source in (self.reports, self.sampler, self.signals):
+            self._poller.register(source, zmq.POLLIN)
+
+    # ---- the loop ------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take up where the last daemon stopped.  Raises RlqError if the store cannot be used."""
+        self._draining = self.store.meta("draining") == "1"
+        self._recover()
+        self.sampler.start()
+
+    def run(self) -> None:
+        """Until SIGTERM or a Stop request.  Running jobs run on."""
+        while not self.wants_stop:
+            self.turn(self._timeout_ms())
+        self.notifier.stopping()
+        self.sampler.stop()
+
+    def turn(self, timeout_ms: int) -> None:
+        ready = dict(self._poller.poll(timeout_ms))
+        began = time.perf_counter()
+        now = monotonic_ms()
+        asked: list[Asked] = []
+        questions: list[Question] = []
+        if self.signals.fileno() in ready:
+            self._take_signals()
+        if self.server.socket in ready:
+            for received in self.server.receive(MESSAGES_PER_TURN):
+                self._receive(received, now, asked, questions)
+        if self.reports.fileno() in ready:
+            self._take_reports()
+        if self.sampler.fileno() in ready:
+            self._take_readings(now)
+        for fd in ready:
+            if isinstance(fd, int) and (job_id := self._fds.get(fd)) is not None:
+                self._take_process_news(job_id, fd, now)
+        self._housekeep(now)
+        if self._broken:
+            self._retry_if_due(now)
+        if not self._broken:
+            self._step(now, asked)
+        for one in asked:
+            if self._broken:
+                self._reply(
+                    one.route, one.request_id, codec.error_reply(unavailable(self._broken))
+                )
+            else:
+                reply = self.desk.answer(one.change, one.request)
+                self._reply(one.route, one.request_id, reply)
+        for question in questions:
+            self._answer(question, now)
+        self._answer_waiters(now)
+        self._discard_some()
+        self.stats.turns += 1
+        self.stats.turn_ms_max = max(self.stats.turn_ms_max, (time.perf_counter() - began) * 1000)
+
+    def _timeout_ms(self) -> int:
+        """Until something is due; at most a second, for the watchdog's sake."""
+        now = monotonic_ms()
+        times: list[int] = [w.due for w in self._waiters]
+        if self._broken:
+            times.append(self._retry_at)
+        elif (wakeup := self.core.next_wakeup()) is not None:
+            times.append(wakeup)
+        if self._discards or self._facts:
+            return 0
+        return max(0, min(1000, min((at - now for at in times), default=1000)))
+
+    def _step(self, now: model.Instant, asked: list[Asked]) -> None:
+        facts, self._facts = self._facts, []
+        events: list[model.Event] = [*facts, *(e for one in asked for e in one.change.events)]
+        wakeup = self.core.next_wakeup()
+        if not events and (wakeup is None or wakeup > now):
+            return
+        actions = self.core.step(now, events)
+        self.views.invalidate()
+        by_number = {one.change.number: one.change for one in asked}
+        for action in actions:
+            if isinstance(action, model.Accept | model.Refuse):
+                by_number[action.request].answers.append(action)
+        persists = [a.job for a in actions if isinstance(a, model.Persist)]
+        try:
+            if persists:
+                self._commit(persists, list(by_number.values()))
+        except UnavailableError as error:
+            self._break(error, now)
+            return
+        for action in actions:
+            self._carry_out(action)
+
+    # ---- committing ----------------------------------------------------------------
+
+    def _commit(self, jobs: list[model.Job], changes: list[Change]) -> None:
+        """All rows of a step in one transaction: one fsync, however many requests waited."""
+        at = time.time()
+        incoming = {
+            job_id: (spec, change) for change in changes for spec, job_id in change.incoming
+        }
+        latest = {job.id: job for job in jobs}  # of several changes in one step the last counts
+        environments: dict[int, int | None] = {}
+        new: list[Row] = []
+        with self.store.transaction():
+            for job in latest.values():
+                if job.id not in incoming:
+                    continue
+                spec, change = incoming[job.id]
+                if change.number not in environments:
+                    environments[change.number] = self.store.insert_environment(change.environment)
+                new.append(
+                    Row.new(
+                        spec,
+                        id=job.id,
+                        uid=change.peer.uid,
+                        user=change.user,
+                        submitted_at=at,
+                        environment_id=environments[change.number],
+                        detail=rows.dump_detail(job.state, None, None, None),
+                    )
+                )
+            if new:
+                self.store.insert_jobs(new)
+            for job in latest.values():
+                if job.id in incoming:
+                    change = incoming[job.id][1]
+                    self.live[job.id] = Live(uid=change.peer.uid, user=change.user)
+                    if isinstance(job.state, model.Pending):
+                        continue  # inserted so
+                self._update(job, at)
+        self.stats.commits += 1
+
+    def _update(self, job: model.Job, at: float) -> None:
+        state = job.state
+        live = self.live[job.id]
+        started_at = live.started_at
+        placement = rows.wire_placement(state, self.views.gpu_indices())
+        usage = progress = None
+        match state:
+            case model.Pending() | model.Starting():
+                started_at = None
+                live.progress = live.command_pid = None
+            case model.Running() | model.Suspended() | model.Completing():
+                started_at = started_at or at
+            case model.Finished():
+                before = rows.load_detail(self.store.get([job.id])[job.id].detail)
+                placement = before.placement
+                usage = self.views.usage(job) or before.usage
+                progress = live.progress.view() if live.progress is not None else None
+            case _:
+                assert_never(state)
+        live.started_at = started_at
+        exit_ = state.exit if isinstance(state, model.Finished) else model.Exit()
+        self.store.update_state(
+            job.id,
+            state=rows.job_state(state),
+            held=isinstance(state, model.Pending) and state.held,
+            attempt=job.attempt,
+            reason=state.reason if isinstance(state, model.Finished) else "",
+            started_at=started_at,
+            ended_at=at if isinstance(state, model.Finished) else None,
+            exit_code=exit_.code,
+            signal=exit_.signal,
+            detail=rows.dump_detail(state, placement, usage, progress),
+        )
+
+    def _break(self, error: RlqError, now: model.Instant) -> None:
+        """Nothing of this step is on disk: stop deciding until the disk takes rows again."""
+        log.error("cannot write to the database: %s", error)
+        self._broken = error.message
+        self._retry_at = now + RETRY_MS
+        self._forget_processes()
+
+    def _retry_if_due(self, now: model.Instant) -> None:
+        if now < self._retry_at:
+            return
+        self._retry_at = now + RETRY_MS
+        try:
+            with self.store.transaction():
+                # Larger than a page, so that a disk with a few bytes left is still full.
+                self.store.set_meta("probe", "x" * 16_384)
+            with self.store.transaction():
+                self.store.set_meta("probe", "")
+        except UnavailableError as error:
+            self._broken = error.message
+            return
+        log.info("the database can be written to again")
+        self._broken = ""
+        self._recover()
+
+    # ---- effects -------------------------------------------------------------------
+
+    def _carry_out(self, action: model.Action) -> None:
+        match action:
+            case model.Persist(job=job):
+                if isinstance(job.state, model.Finished):
+                    self._ended(job)
+                elif isinstance(job.state, model.Pending) and job.attempt:
+                    self._discards.append((job.id, job.attempt))
+            case model.Launch():
+                self._launch(action)
+            case model.Terminate(job_id=job_id):
+                self._signal(job_id, action.attempt, self.processes.terminate)
+            case model.Kill(job_id=job_id):
+                self._signal(job_id, action.attempt, self.processes.kill)
+            case model.Freeze(job_id=job_id, on=on):
+                verb = self.processes.freeze if on else self.processes.thaw
+                self._signal(job_id, action.attempt, verb)
+            case model.SampleNow():
+                self.sampler.ask()
+            case model.Accept() | model.Refuse():
+                pass
+            case _:
+                assert_never(action)
+
+    def _signal(self, job_id: model.JobId, attempt: int, verb: Callable[[Handle], None]) -> None:
+        handle = self._handles.get(job_id)
+        if handle is not None and handle.attempt == attempt:
+            verb(handle)
+
+    def _launch(self, launch: model.Launch) -> None:
+        now = monotonic_ms()
+        row = self.store.get([launch.job_id])[launch.job_id]
+        try:
+            order = self._order(row, launch)
+        except KeyError:
+            self._facts.append(
+                model.LaunchFailed(
+                    now,
+                    launch.job_id,
+                    launch.attempt,
+                    f"the user {row.user} (uid {row.uid}) does not exist on this machine",
+                    False,
+                )
+            )
+            return
+        handle = self.processes.launch(order)
+        if isinstance(handle, processes.LaunchError):
+            self._facts.append(_launch_failed(now, handle))
+            return
+        self._adopt(handle)
+
+    def _order(self, row: Row, launch: model.Launch) -> LaunchOrder:
+        """Raises KeyError when the submitter is no user of this machine any more."""
+        spec = row.job_spec
+        uid, gid, groups = os.geteuid(), os.getegid(), None
+        if uid == 0 and row.uid != 0:
+            user = pwd.getpwuid(row.uid)
+            uid, gid = user.pw_uid, user.pw_gid
+            groups = tuple(os.getgrouplist(user.pw_name, gid))
+        markers = {
+            "RLQ_REPORT_SOCKET": str(self.report_path),
+            "RLQ_SOCKET": str(self.socket_path),
+            "RLQ_JOB_NAME": row.name,
+            **self.processes.markers(row.id, launch.attempt),
+        }
+        totals = self._gpu_totals(launch.placement)
+        shared = self.store.environment(row.id)
+        env = launching.environment(
+            spec,
+            shared,
+            launch.placement,
+            queue=markers,
+            configured=self.config.environment,
+            gpu_mem_mib_total=min(totals, default=None),
+            machine_has_gpus=bool(self.core.facts and self.core.facts.gpus),
+        )
+        return LaunchOrder(
+            job=row.id,
+            attempt=launch.attempt,
+            argv=spec.argv,
+            env=env,
+            cwd=spec.cwd,
+            umask=spec.umask,
+            uid=uid,
+            gid=gid,
+            groups=groups,
+            cpus=launch.placement.cores,
+            log_path=launching.log_path(spec, row.id, str(self.logs_dir)),
+            log_mib_max=spec.log_mib_max or self.config.defaults.log_mib_max,
+            oom_score_adj=JOB_OOM_SCORE_ADJ,
+        )
+
+    def _gpu_totals(self, placement: model.Placement) -> list[int]:
+        facts = self.core.facts
+        return [
+            g.mem_mib_total
+            for g in (facts.gpus if facts is not None else ())
+            if g.id in placement.gpus and g.mem_mib_total is not None
+        ]
+
+    def _adopt(self, handle: Handle) -> None:
+        job_id = model.JobId(handle.job)
+        self._handles[job_id] = handle
+        for fd in (handle.pidfd, handle.ready_fd):
+            if fd is not None:
+                self._fds[fd] = job_id
+                self._poller.register(fd, zmq.POLLIN)
+        self._watch_trees()
+
+    def _unregister(self, fd: int | None) -> None:
+        if fd is not None and self._fds.pop(fd, None) is not None:
+            self._poller.unregister(fd)
+
+    def _forget_processes(self) -> None:
+        for handle in self._handles.values():
+            self._unregister(handle.pidfd)
+            self._unregister(handle.ready_fd)
+            self.processes.release(handle)
+        self._handles.clear()
+        self._facts.clear()
+
+    def _watch_trees(self) -> None:
+        self.sampler.watch([h.pid for h in self._handles.values()])
+
+    def _ended(self, job: model.Job) -> None:
+        self.live.pop(job.id, None)
+        if job.attempt:
+            self._discards.append((job.id, job.attempt))
+        for waiter in self._waiters:
+            waiter.left.discard(job.id)
+
+    def _discard_some(self) -> None:
+        """Folders of ended attempts are removed a few at a time: nobody waits for it."""
+        for _ in range(min(8, len(self._discards))):
+            job_id, attempt = self._discards.popleft()
+            self.processes.discard(job_id, attempt)
+
+    # ---- facts ---------------------------------------------------------------------
+
+    def _take_process_news(self, job_id: model.JobId, fd: int, now: model.Instant) -> None:
+        handle = self._handles[job_id]
+        if fd == handle.ready_fd:
+            # The descriptor is closed by the last word: no longer polled before that.
+            self._unregister(fd)
+            news = self.processes.read_ready(handle)
+            match news:
+                case None:
+                    self._fds[fd] = job_id
+                    self._poller.register(fd, zmq.POLLIN)
+                case processes.Started(pid=pid, command_pid=command_pid):
+                    if job_id in self.live:
+                        self.live[job_id].command_pid = command_pid
+                    self._facts.append(model.ProcessStarted(now, job_id, handle.attempt, pid))
+                case processes.LaunchError():
+                    self._facts.append(_launch_failed(now, news))
+                case processes.Silent():
+                    pass  # the pidfd will tell
+                case _:
+                    assert_never(news)
+            return
+        self._unregister(handle.pidfd)
+        self._unregister(handle.ready_fd)
+        del self._handles[job_id]
+        self._watch_trees()
+        end = self.processes.reap(handle)
+        match end:
+            case processes.ExitRecord():
+                self._facts.append(_exited(now, end))
+            case processes.LaunchError():
+                # Told once more if the ready pipe told it: the core drops stale news.
+                self._facts.append(_launch_failed(now, end))
+            case processes.Lost(reason=reason):
+                self._facts.append(model.ProcessLost(now, job_id, handle.attempt, reason))
+            case _:
+                assert_never(end)
+
+    def _take_readings(self, now: model.Instant) -> None:
+        self.sampler.drain()
+        host = self.sampler.host()
+        if host is None:
+            return
+        facts = sampling.machine_facts(
+            host,
+            self.sampler.gpus(),
+            self.sampler.cpus,
+            {h.pid: job_id for job_id, h in self._handles.items()},
+            self.supervisor_of,
+        )
+        self._facts.append(model.MachineSampled(now, facts))
+
+    def _take_reports(self) -> None:
+        for report in self.reports.receive(MESSAGES_PER_TURN):
+            job_id = model.JobId(report.job)
+            job, live = self.core.jobs.get(job_id), self.live.get(job_id)
+            if job is None or live is None or job.attempt != report.attempt:
+                continue
+            if report.uid not in (0, live.uid):
+                continue  # somebody else's job
+            if live.progress is None:
+                live.progress = Tracker()
+            live.progress.add(report.t, report.step, report.total, report.metrics)
+
+    # ---- requests ------------------------------------------------------------------
+
+    def _receive(
+        self,
+        received: Received,
+        now: model.Instant,
+        asked: list[Asked],
+        questions: list[Question],
+    ) -> None:
+        self.stats.messages += 1
+        try:
+            request_id, request = codec.decode_request(received.frames)
+        except ProtocolError as error:
+            request_id = codec.request_id_of(received.frames)
+            self._reply(received.route, request_id, codec.error_reply(error))
+            return
+        # Without the kernel's word on who asks, only the daemon's own user can have connected.
+        peer = (
+            Peer(uid=received.peer.uid, gid=received.peer.gid, pid=received.peer.pid)
+            if received.peer is not None
+            else Peer(uid=os.geteuid(), gid=os.getegid(), pid=0)
+        )
+        match request:
+            case (
+                wire.Submit()
+                | wire.Cancel()
+                | wire.Hold()
+                | wire.Release()
+                | wire.Pause()
+                | wire.Resume()
+                | wire.Requeue()
+            ):
+                try:
+                    if self._broken:
+                        raise unavailable(self._broken)
+                    ids_before = sum(len(one.change.incoming) for one in asked)
+                    next_id = self.store.next_id + ids_before
+                    change = self.desk.change(request, peer, now, next_id)
+                except RlqError as error:
+                    self._reply(received.route, request_id, codec.error_reply(error))
+                else:
+                    asked.append(Asked(received.route, request_id, request, change))
+                    for event in change.events:
+                        if isinstance(event, model.RequeueRequested) and event.finished:
+                            user = user_name(event.finished.spec.user)
+                            self.live[event.job_id] = Live(uid=event.finished.spec.user, user=user)
+            case _:
+                questions.append(Question(received.route, request_id, peer, request))
+
+    def _answer(self, question: Question, now: model.Instant) -> None:
+        try:
+            reply = self._read(question, now)
+        except RlqError as error:
+            reply = codec.error_reply(error)
+        if reply is not None:
+            self._reply(question.route, question.request_id, reply)
+
+    def _read(self, question: Question, now: model.Instant) -> wire.Reply | None:
+        """The reply, or None if it comes later."""
+        peer = question.peer
+        match question.request:
+            case wire.Ping():
+                return self.desk.ping()
+            case wire.List() as request:
+                return self.desk.list(request, peer)
+            case wire.Why() as request:
+                return self.desk.why(request, peer)
+            case wire.Environment() as request:
+                return self.desk.environment(request, peer)
+            case wire.Devices():
+                return self.views.machine()
+            case wire.Status():
+                return self._status()
+            case wire.Wait() as request:
+                self._wait(question, request, now)
+                return None
+            case wire.Drain(on=on):
+                return self._drain(on, peer, now)
+            case wire.Stop():
+                self._require_operator(peer)
+                self.wants_stop = True
+                return wire.Ok(message="stopping; running jobs run on")
+            case _:
+                raise AssertionError(f"{type(question.request).__name__} is a change")
+
+    def _wait(self, question: Question, request: wire.Wait, now: model.Instant) -> None:
+        validation.check_selection(request.selection, required=True)
+        # By pattern: what matches now; jobs submitted later are not waited for.
+        named = bool(request.selection.ids)
+        ids = self.store.ids(request.selection, None if named else LIVE_STATES)
+        found = self.store.get(ids)
+        self._waiters.append(
+            Waiter(
+                route=question.route,
+                request_id=question.request_id,
+                uid=question.peer.uid,
+                ids=tuple(found),
+                left={i for i, row in found.items() if not row.state.is_final},
+                missing=missing_ids(request.selection, found),
+                due=model.Instant(now + min(max(0, request.timeout_ms), WAIT_MS_MAX)),
+            )
+        )
+
+    def _answer_waiters(self, now: model.Instant) -> None:
+        for waiter in self._waiters[:]:
+            if waiter.left and now < waiter.due and not self.wants_stop:
+                continue
+            self._waiters.remove(waiter)
+            found = self.store.get(waiter.ids).values()
+            reply = wire.Waited(
+                done=not waiter.left,
+                jobs=tuple(self.views.job(row, waiter.uid) for row in found),
+                missing=waiter.missing,
+            )
+            self._reply(waiter.route, waiter.request_id, reply)
+
+    def _require_operator(self, peer: Peer) -> None:
+        if peer.uid not in (0, os.geteuid()):
+            raise NotPermittedError(
+                "only root and the daemon's own user may do this", hint="ask an administrator"
+            )
+
+    def _drain(self, on: bool, peer: Peer, now: model.Instant) -> wire.Reply:
+        self._require_operator(peer)
+        with self.store.transaction():
+            self.store.set_meta("draining", "1" if on else "0")
+        self._draining = on
+        self._tell_admission(now)
+        running = sum(self._counts().get(s, 0) for s in ("RUNNING", "CONFIGURING", "COMPLETING"))
+        if on:
+            return wire.Ok(message=f"draining: nothing new starts; {running} jobs run on")
+        return wire.Ok(message="no longer draining")
+
+    def _reply(self, route: bytes, request_id: bytes, reply: wire.Reply) -> None:
+        self.server.send(route, codec.encode(request_id or b"?", reply))
+
+    def _counts(self) -> dict[str, int]:
+        return {str(state): n for state, n in self.store.counts_by_state().items()}
+
+    def _status(self) -> wire.DaemonStatus:
+        return self.views.status(
+            state_dir=str(self.state_dir),
+            socket=str(self.socket_path),
+            draining=self._draining,
+            problems=tuple(self._problems()),
+            counts=self._counts(),
+            config_path=self.config_path,
+            stats={
+                "turns": self.stats.turns,
+                "commits": self.stats.commits,
+                "messages": self.stats.messages,
+                "turn_ms_max": round(self.stats.turn_ms_max, 2),
+                "reports_dropped": self.reports.dropped,
+            },
+        )
+
+    def _problems(self) -> list[str]:
+        problems: list[str] = []
+        if self._broken:
+            problems.append(f"nothing can be changed: {self._broken}")
+        if self._disk_is_full:
+            problems.append(
+                f"less than {DISK_MIB_MIN} MiB is free for {self.state_dir}: nothing new starts"
+            )
+        gpus = self.sampler.gpus()
+        if gpus is not None and gpus.problem and not gpus.absent:
+            problems.append(f"GPUs: {gpus.problem}")
+        if gpus is not None:
+            problems += [f"GPU {g.index} ({g.name}): {g.problem}" for g in gpus.gpus if g.problem]
+        room_is_unread = self.core.facts is not None and self.core.room() is None
+        if room_is_unread:
+            problems.append("the machine's readings are too old: nothing new starts")
+        return problems
+
+    # ---- coming back ---------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Rebuild the core from the database, then learn what became of each process."""
+        now = monotonic_ms()
+        facts_before = self.core.facts
+        jobs: list[model.Job] = []
+        self.live.clear()
+        for row in self.store.live():
+            job_id = model.JobId(row.id)
+            state = rows.load_state(rows.load_detail(row.detail))
+            if isinstance(state, model.Pending):
+                # An instant of an earlier boot may lie ahead of this boot's clock.
+                state = model.Pending(
+                    model.Instant(min(state.since, now)),
+                    state.held,
+                    model.Instant(min(state.not_before, now + 60_000)),
+                    state.launch_failures,
+                )
+            spec = rows.core_spec(row.job_spec, row.uid, self.config)
+            jobs.append(model.Job(job_id, spec, row.attempt, state))
+            self.live[job_id] = Live(uid=row.uid, user=row.user, started_at=row.started_at)
+        self.core = Scheduler.restore(jobs, rows.core_policy(self.config), now)
+        self.core.facts = facts_before
+        self.views.core = self.core
+        self.views.invalidate()
+        found = [
+            self._recover_job(job, now) for job in jobs if not isinstance(job.state, model.Pending)
+        ]
+        self._sweep_run_dir({(j.id, j.attempt) for j in jobs})
+        self._facts = [*found]
+        self._tell_admission(now)
+        if found:
+            log.info("found %d jobs that had started before", len(found))
+
+    def _recover_job(self, job: model.Job, now: model.Instant) -> model.Event:
+        recovered = self.processes.recover(job.id, job.attempt)
+        match recovered:
+            case processes.Alive(handle=handle):
+                self._adopt(handle)
+                self.live[job.id].command_pid = handle.command_pid
+                return model.ProcessStarted(now, job.id, job.attempt, handle.pid)
+            case processes.Exited(record=record):
+                return _exited(now, record)
+            case processes.LaunchError():
+                return _launch_failed(now, recovered)
+            case processes.Lost(reason=reason):
+                return model.ProcessLost(now, job.id, job.attempt, reason)
+            case processes.Voided():
+                return model.LaunchVoided(now, job.id, job.attempt)
+            case _:
+                assert_never(recovered)
+
+    def _sweep_run_dir(self, wanted: set[tuple[model.JobId, int]]) -> None:
+        """Folders whose end was committed by a daemon that died before it removed them."""
+        for job_id, attempt in self.processes.attempts():
+            if (model.JobId(job_id), attempt) not in wanted:
+                self._discards.append((job_id, attempt))
+
+    # ---- housekeeping --------------------------------------------------------------
+
+    def _housekeep(self, now: model.Instant) -> None:
+        self.notifier.watchdog()
+        if now >= self._disk_due:
+            self._disk_due = now + DISK_PERIOD_MS
+            self._look_at_disk(now)
+        if now >= self._status_due:
+            self._status_due = now + STATUS_PERIOD_MS
+            counts = self._counts()
+            self.notifier.status(
+                f"{counts.get('RUNNING', 0)} running, {counts.get('PENDING', 0)} waiting"
+            )
+        keep_ms = self.config.daemon.keep_finished_ms
+        if keep_ms is not None and now >= self._prune_due and not self._broken:
+            self._prune_due = now + 60_000
+            with contextlib.suppress(UnavailableError):
+                self.store.prune(time.time() - keep_ms / 1000)
+
+    def _look_at_disk(self, now: model.Instant) -> None:
+        try:
+            found = os.statvfs(self.state_dir)
+        except OSError as error:
+            log.error("cannot look at %s: %s", self.state_dir, error)
+            return
+        is_full = found.f_bavail * found.f_frsize < DISK_MIB_MIN * 2**20
+        if is_full != self._disk_is_full:
+            self._disk_is_full = is_full
+            log.log(
+                logging.ERROR if is_full else logging.INFO,
+                "the disk of %s is %s",
+                self.state_dir,
+                "full: nothing new starts" if is_full else "no longer full",
+            )
+            self._tell_admission(now)
+
+    def _tell_admission(self, now: model.Instant) -> None:
+        reason = ""
+        if self._draining:
+            reason = "the queue is draining (`rlq drain --off` ends it)"
+        elif self._disk_is_full:
+            reason = "the disk of the daemon's state folder is full"
+        self._facts.append(model.AdmissionSet(now, reason))
+
+    def _take_signals(self) -> None:
+        arrived = self.signals.take()
+        if signal.SIGHUP in arrived:
+            self._reload()
+        if arrived & {signal.SIGTERM, signal.SIGINT}:
+            self.wants_stop = True
+
+    def _reload(self) -> None:
+        self.notifier.reloading()
+        try:
+            self.config = self.reload()
+        except RlqError as error:
+            log.error("the configuration is left as it was: %s", error)
+        else:
+            self.core.policy = rows.core_policy(self.config)
+            self.views.config = self.desk.config = self.config
+            self.sampler.set_period(self.config.monitor.period_ms / 1000)
+            log.info("the configuration was read again")
+        self.notifier.ready("ready")
+
+
+def _launch_failed(now: model.Instant, error: processes.LaunchError) -> model.LaunchFailed:
+    return model.LaunchFailed(
+        now, model.JobId(error.job), error.attempt, error.message, error.passing
+    )
+
+
+def _exited(now: model.Instant, record: processes.ExitRecord) -> model.ProcessExited:
+    exit_ = model.Exit(code=record.code, signal=record.signal, oom=record.oom)
+    return model.ProcessExited(now, model.JobId(record.job), record.attempt, exit_)

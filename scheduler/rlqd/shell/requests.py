@@ -1,0 +1,310 @@
+"""Requests from clients: checked, turned into events for the core, and answered.
+
+A request either only reads, and is answered from what is committed; or it asks for a change,
+becomes events, and is answered once their rows are on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from rlq import __version__
+from rlq.errors import NotFoundError, NotPermittedError, UnavailableError
+from rlq.protocol import PROTOCOL_VERSION
+from rlq.protocol import messages as wire
+from rlq.protocol.states import FINAL_STATES, LIVE_STATES, JobState
+from rlqd.adapters.sqlite import Row, Store
+from rlqd.config import Config
+from rlqd.core import model
+from rlqd.shell import launching, rows, validation
+from rlqd.shell.views import Views
+
+log = logging.getLogger(__name__)
+
+#: A reply of more jobs than this would keep the loop busy for too long.
+LIST_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Who asks, by the kernel's word."""
+
+    uid: int
+    gid: int
+    pid: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Change:
+    """A request that became events.  `answers` fills up while the core steps."""
+
+    number: int
+    events: list[model.Event]
+    #: Jobs to be written when the core lets them in.
+    incoming: list[tuple[wire.JobSpec, model.JobId]] = field(
+        default_factory=list[tuple[wire.JobSpec, model.JobId]]
+    )
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    peer: Peer
+    user: str
+    #: What needed no core: no such job, not yours, ended already.
+    settled: list[wire.Change] = field(default_factory=list[wire.Change])
+    answers: list[model.Accept | model.Refuse] = field(
+        default_factory=list[model.Accept | model.Refuse]
+    )
+    warnings: list[str] = field(default_factory=list[str])
+
+
+#: Verb -> (event for a live job, states that a selection by pattern picks).
+_LIVE_VERBS: dict[type, tuple[Callable[..., model.UserEvent], frozenset[JobState]]] = {
+    wire.Cancel: (model.CancelRequested, LIVE_STATES),
+    wire.Hold: (model.HoldRequested, frozenset({JobState.PENDING})),
+    wire.Release: (model.ReleaseRequested, frozenset({JobState.PENDING})),
+    wire.Pause: (model.PauseRequested, frozenset({JobState.RUNNING})),
+    wire.Resume: (model.ResumeRequested, frozenset({JobState.SUSPENDED})),
+    wire.Requeue: (
+        model.RequeueRequested,
+        FINAL_STATES - {JobState.COMPLETED} | {JobState.RUNNING, JobState.SUSPENDED},
+    ),
+}
+ChangeRequest = (
+    wire.Submit | wire.Cancel | wire.Hold | wire.Release | wire.Pause | wire.Resume | wire.Requeue
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Desk:
+    config: Config
+    store: Store
+    views: Views
+    logs_dir: str
+    _number: int = 0
+
+    # ---- changes -------------------------------------------------------------------
+
+    def change(
+        self, request: ChangeRequest, peer: Peer, now: model.Instant, next_id: int
+    ) -> Change:
+        """The events a request amounts to.
+
+        Raises:
+            RlqError: the request as a whole is wrong.
+        """
+        self._number += 1
+        user = user_name(peer.uid)
+        change = Change(number=self._number, events=[], peer=peer, user=user)
+        if isinstance(request, wire.Submit):
+            self._submit(change, request, now, next_id)
+        else:
+            self._verb(change, request, now)
+        return change
+
+    def _submit(
+        self, change: Change, request: wire.Submit, now: model.Instant, next_id: int
+    ) -> None:
+        validation.check_submission(request)
+        uid = change.peer.uid
+        ids = range(next_id, next_id + len(request.jobs))
+        change.environment = request.env
+        change.incoming = [
+            (spec, model.JobId(i)) for spec, i in zip(request.jobs, ids, strict=True)
+        ]
+        # Equal submissions give equal core specs, and the core looks at them as one.
+        pairs = tuple(
+            (job_id, rows.core_spec(spec, uid, self.config)) for spec, job_id in change.incoming
+        )
+        is_held = request.jobs[0].held
+        change.events.append(model.Submitted(now, change.number, pairs, is_held))
+        problem = self.views.core.facts.gpus_problem if self.views.core.facts else ""
+        if problem and any(spec.resources.gpus != 0 for spec in request.jobs):
+            change.warnings.append(f"the GPUs cannot be read now, so the job waits: {problem}")
+
+    def _verb(self, change: Change, request: ChangeRequest, now: model.Instant) -> None:
+        assert not isinstance(request, wire.Submit)
+        event, states = _LIVE_VERBS[type(request)]
+        selection = request.selection
+        validation.check_selection(selection, required=True)
+        is_named = bool(selection.ids)
+        if not is_named and selection.uid is None:
+            # By pattern, everybody acts on their own; root names the user or the ids.
+            selection = _replace(selection, uid=change.peer.uid)
+        ids = self.store.ids(selection, None if is_named else states)
+        found = self.store.get(ids)
+        for job_id in missing_ids(selection, found):
+            change.settled.append(
+                wire.Change(id=job_id, ok=False, message="no such job", kind="not-found")
+            )
+        for row in found.values():
+            if change.peer.uid not in (0, row.uid):
+                message = f"it is {row.user}'s job"
+                change.settled.append(
+                    wire.Change(
+                        id=row.id,
+                        ok=False,
+                        state=row.state,
+                        message=message,
+                        kind="not-permitted",
+                    )
+                )
+                continue
+            job_id = model.JobId(row.id)
+            if isinstance(request, wire.Requeue) and row.state.is_final:
+                change.events.append(
+                    model.RequeueRequested(now, change.number, job_id, finished_job(row, self))
+                )
+            elif row.state.is_final:
+                change.settled.append(
+                    wire.Change(
+                        id=row.id,
+                        ok=False,
+                        state=row.state,
+                        message=f"it has ended already: {row.state}",
+                        kind="usage",
+                    )
+                )
+            elif isinstance(request, wire.Cancel):
+                change.events.append(
+                    model.CancelRequested(now, change.number, job_id, request.now)
+                )
+            else:
+                change.events.append(event(now, change.number, job_id))
+
+    def answer(self, change: Change, request: ChangeRequest) -> wire.Reply:
+        """The reply to a change that is committed."""
+        if isinstance(request, wire.Submit):
+            for answer in change.answers:
+                if isinstance(answer, model.Refuse):
+                    kind = "refused" if answer.impossible else "unavailable"
+                    return wire.Error(kind=kind, message=answer.message, hint=answer.hint)
+            return wire.Submitted(
+                ids=tuple(job_id for _, job_id in change.incoming),
+                log_paths=tuple(
+                    launching.log_path(spec, job_id, self.logs_dir)
+                    for spec, job_id in change.incoming
+                ),
+                warnings=tuple(change.warnings),
+            )
+        states = {row.id: row.state for row in self._answered_rows(change)}
+        changes = list(change.settled)
+        for answer in change.answers:
+            assert answer.job_id is not None
+            state = states.get(answer.job_id)
+            if isinstance(answer, model.Accept):
+                message = answer.note or _accepted(request, state)
+                changes.append(
+                    wire.Change(id=answer.job_id, ok=True, state=state, message=message)
+                )
+            else:
+                changes.append(
+                    wire.Change(
+                        id=answer.job_id,
+                        ok=False,
+                        state=state,
+                        message=answer.message,
+                        kind="usage",
+                    )
+                )
+        return wire.Changed(changes=tuple(sorted(changes, key=lambda c: c.id)))
+
+    def _answered_rows(self, change: Change) -> Iterable[Row]:
+        ids = [a.job_id for a in change.answers if a.job_id is not None]
+        return self.store.get(ids).values()
+
+    # ---- reads ---------------------------------------------------------------------
+
+    def ping(self) -> wire.Pong:
+        return wire.Pong(version=__version__, protocol=PROTOCOL_VERSION, pid=os.getpid())
+
+    def list(self, request: wire.List, peer: Peer) -> wire.Jobs:
+        validation.check_selection(request.selection)
+        limit = min(request.limit or LIST_MAX, LIST_MAX)
+        found, total = self.store.query(
+            request.selection, limit=max(1, limit), before=max(0, request.before)
+        )
+        return wire.Jobs(
+            jobs=tuple(self.views.job(row, peer.uid) for row in found),
+            total=total,
+            missing=missing_ids(request.selection, {row.id: row for row in found})
+            if limit >= total
+            else (),
+        )
+
+    def why(self, request: wire.Why, peer: Peer) -> wire.Explanation:
+        return self.views.explanation(self.row(request.id), peer.uid)
+
+    def environment(self, request: wire.Environment, peer: Peer) -> wire.Variables:
+        row = self.row(request.id)
+        if peer.uid not in (0, row.uid):
+            raise NotPermittedError(
+                f"job {row.id} is {row.user}'s: its environment is theirs alone"
+            )
+        return wire.Variables(env=self.store.environment(row.id))
+
+    def row(self, job_id: int) -> Row:
+        found = self.store.get([job_id])
+        if job_id not in found:
+            raise NotFoundError(f"there is no job {job_id}", hint="`rlq history` lists them all")
+        return found[job_id]
+
+
+def finished_job(row: Row, desk: Desk) -> model.Job:
+    """A finished job as the core would have it, to be queued again."""
+    state = rows.load_state(rows.load_detail(row.detail))
+    spec = rows.core_spec(row.job_spec, row.uid, desk.config)
+    return model.Job(model.JobId(row.id), spec, row.attempt, state)
+
+
+def missing_ids(selection: wire.Selection, found: dict[int, Row]) -> tuple[int, ...]:
+    """Ids that were named one by one and do not exist: a range may have gaps."""
+    if selection.name is not None or selection.states or selection.uid is not None:
+        return ()
+    return tuple(low for low, high in selection.ids if low == high and low not in found)
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def unavailable(reason: str) -> UnavailableError:
+    return UnavailableError(
+        f"the daemon cannot take changes just now: {reason}", hint="`rlq status` says more"
+    )
+
+
+def _replace(selection: wire.Selection, *, uid: int) -> wire.Selection:
+    return wire.Selection(
+        ids=selection.ids,
+        name=selection.name,
+        states=selection.states,
+        uid=uid,
+        all=selection.all,
+    )
+
+
+def _accepted(request: ChangeRequest, state: JobState | None) -> str:
+    match request:
+        case wire.Cancel() if state is JobState.COMPLETING:
+            return "stopping"
+        case wire.Cancel():
+            return "cancelled"
+        case wire.Hold():
+            return "held"
+        case wire.Release():
+            return "released"
+        case wire.Pause():
+            return "paused"
+        case wire.Resume():
+            return "resumed"
+        case wire.Requeue() if state is JobState.COMPLETING:
+            return "stopping, then queued again"
+        case wire.Requeue():
+            return "queued again"
+        case _:
+            return ""
