@@ -10,7 +10,8 @@ a reading spends its time with care:
 - Whose a process is, is decided once: its parent's.  Supervisors are child subreapers, so what
   a job daemonises stays below its supervisor, and membership never changes.
 - Each of our processes costs one read of /proc/PID/stat per reading: CPU times, the times of
-  its reaped children, and resident memory come from there.
+  its reaped children, and resident memory come from there.  The file is kept open, which halves
+  that cost and can only ever mean the same process; a text unchanged is not parsed again.
 - Memory that several processes share (forked environment workers, the pages of libtorch) must
   not be counted once for each.  The kernel's proportional figure (Pss in smaps_rollup) is the
   honest one, but it walks the page tables: about 1 ms per 100 MiB, while holding a lock that the
@@ -28,11 +29,13 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -46,6 +49,10 @@ _SMOOTHING_S = 10.0
 #: Of a process tree.  /proc is read while it changes: a chain of parents might run in a circle.
 _DEPTH_MAX = 1000
 _FORGET_S = 60.0
+#: A process's description changes when it executes another program.
+_DESCRIBED_S = 10.0
+#: Of the daemon's file descriptors, at most so many are spent on open /proc files.
+_HANDLES_MAX = 1000
 _PSS_SHARE = 0.002
 _PSS_BURST_S = 0.02
 _PSS_AGE_S = 30.0
@@ -116,7 +123,9 @@ class HostMonitor:
         self._ours: dict[int, _Process] = {}
         self._trees: dict[int, _Tree] = {}
         self._pss_credit_s = _PSS_BURST_S
-        self._owners: dict[tuple[int, int], tuple[str, str]] = {}
+        self._handles_left = min(_HANDLES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        #: By pid and start time: when and how it was described.
+        self._described: dict[tuple[int, int], tuple[float, tuple[str, str]]] = {}
 
     def read(self, supervisors: Collection[int]) -> HostReading:
         with self._lock:
@@ -162,12 +171,18 @@ class HostMonitor:
         stat = self._stat(pid)
         if stat is None:
             return ("unknown", "ended")
-        key = (pid, stat.start)
-        if (known := self._owners.get(key)) is None:
-            if len(self._owners) >= 1024:
-                self._owners.clear()
-            self._owners[key] = known = _describe(pid)
-        return known
+        key, now = (pid, stat.start), self._clock()
+        if (known := self._described.get(key)) is None or now - known[0] >= _DESCRIBED_S:
+            if len(self._described) >= 1024:
+                self._described.clear()
+            self._described[key] = known = (now, _describe(pid))
+        return known[1]
+
+    def close(self) -> None:
+        with self._lock:
+            for process in self._ours.values():
+                self._close(process)
+            self._ours, self._trees, self._outside, self._inodes = {}, {}, {}, {}
 
     # ---- which process is whose ----------------------------------------------------
 
@@ -193,7 +208,8 @@ class HostMonitor:
             self._trees[pid] = tree = _Tree()
             # A supervisor that is in the tree of another would be a strange thing: it is the
             # nearest one's.
-            self._ours.pop(pid, None)
+            if member := self._ours.pop(pid, None):
+                self._close(member)
             if (stat := self._stat(pid)) is None:
                 continue
             self._ours[pid] = process = _Process(pid, pid, stat)
@@ -252,11 +268,14 @@ class HostMonitor:
         """Read our processes again; the pids that are somebody else's by now."""
         reused = set()
         for pid, process in list(self._ours.items()):
+            data = self._read_stat(process)
+            if data == process.data:
+                continue
             tree = self._trees[process.supervisor]
-            stat = self._stat(pid)
+            stat = _Stat.parse(data) if data else None
             if stat is None or stat.start != process.start:
                 tree.count_end(process)
-                del self._ours[pid]
+                self._close(self._ours.pop(pid))
                 if stat is not None:
                     reused.add(pid)
                 if pid == process.supervisor:
@@ -265,6 +284,7 @@ class HostMonitor:
                 continue
             tree.count_change(process, stat)
             process.update(stat)
+            process.data = data
         return reused
 
     def _drop_tree(self, supervisor: int, now: float) -> set[int]:
@@ -274,12 +294,34 @@ class HostMonitor:
         if supervisor in pids:
             self._ours_ticks += (tree.rate or 0.0) * (now - self._read_at) * _HZ
         for pid in pids:
-            del self._ours[pid]
+            self._close(self._ours.pop(pid))
         return pids
 
     def _list_processes(self) -> dict[int, int]:
         with os.scandir(self._proc) as entries:
             return {int(e.name): e.inode() for e in entries if e.name.isdecimal()}
+
+    def _read_stat(self, process: _Process) -> bytes | None:
+        """/proc/PID/stat, from the open file where there is one; None or empty: it has ended."""
+        if process.handle is None:
+            path = f"{self._proc}/{process.pid}/stat"
+            if self._handles_left <= 0:
+                return _bytes(path)
+            try:
+                process.handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return None
+            self._handles_left -= 1
+        try:
+            return os.pread(process.handle, 4096, 0)
+        except OSError:  # ESRCH: the process is gone, whoever has its pid now
+            return None
+
+    def _close(self, process: _Process) -> None:
+        if process.handle is not None:
+            os.close(process.handle)
+            process.handle = None
+            self._handles_left += 1
 
     def _stat(self, pid: int) -> _Stat | None:
         data = _bytes(f"{self._proc}/{pid}/stat")
@@ -386,8 +428,7 @@ class HostMonitor:
         return total >> 20, available >> 20
 
 
-@dataclass(frozen=True, slots=True)
-class _Stat:
+class _Stat(NamedTuple):
     """From /proc/PID/stat.  Times in ticks."""
 
     zombie: bool
@@ -426,7 +467,7 @@ class _Process:
     """A process of a job, or its supervisor."""
 
     __slots__ = (
-        *("pid", "supervisor", "start", "used", "reaped", "rss_kib", "zombie"),
+        *("pid", "supervisor", "start", "used", "reaped", "rss_kib", "zombie", "handle", "data"),
         *("pss_kib", "pss_rss_kib", "pss_at", "pss_refused"),
     )
 
@@ -434,6 +475,9 @@ class _Process:
         self.pid = pid
         self.supervisor = supervisor
         self.start = stat.start
+        #: An open /proc/PID/stat, and its text when last read.
+        self.handle: int | None = None
+        self.data: bytes | None = b""
         self.pss_kib: int | None = None
         self.pss_rss_kib = 0
         self.pss_at = -math.inf
@@ -537,19 +581,24 @@ def _describe(pid: int) -> tuple[str, str]:
             words, name = process.cmdline(), process.name()
     except (psutil.Error, OSError):
         return ("unknown", "unknown")
-    return (user, _short_command(words, name))
+    return (user, short_command(words, name))
 
 
-def _short_command(words: Iterable[str], name: str) -> str:
-    first, *rest = [*words] or [name]
-    command = os.path.basename(first) or name
+def short_command(words: Sequence[str], name: str) -> str:
+    """A command line for people: the program and, of an interpreter, the script.
+
+    `name`: the kernel's, for what has no command line.
+    """
+    if not words or not words[0]:
+        return name
+    command, rest = os.path.basename(words[0]), words[1:]
     if command.startswith(("python", "pypy")):
         for position, word in enumerate(rest):
             if word == "-m":
                 return f"{command} -m {' '.join(rest[position + 1 : position + 2])}".strip()
             if word == "-c":
                 return f"{command} -c"
-            if not word.startswith("-"):
+            if not word.startswith("-") and rest[position - 1 : position] not in (["-W"], ["-X"]):
                 return f"{command} {os.path.basename(word)}"
     return command
 
