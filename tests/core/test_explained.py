@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.core.machines import FACTS, A, B, Desk, gpu, spec
 
 from rlqd.core.model import GpuFacts, MachineFacts
 from rlqd.core.placement import Shortage
 from rlqd.core.policy import shortest
-from tests.core.machines import FACTS, A, B, Desk, gpu, spec
 
 ONE_GPU = replace(FACTS, gpus=(gpu(A),))
 TWO_GPUS = replace(FACTS, gpus=(gpu(A), gpu(B)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.core.machines import EXACT, FACTS, GPU_MIB, A, B, Desk, gpu, spec, used
 
 from rlqd.core.model import GpuShare, Instant, JobFacts, JobId, MachineFacts, Policy
-from tests.core.machines import EXACT, FACTS, GPU_MIB, A, B, Desk, gpu, spec, used
 
 ONE_GPU = replace(FACTS, gpus=(gpu(A),))
 

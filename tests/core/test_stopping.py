@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from rlqd.core.model import Completing, Finished, Outcome
-from tests.core.machines import Desk, spec
+from dataclasses import replace
+
+from tests.core.machines import EXACT, Desk, spec
+
+from rlqd.core.model import Completing, Finished, Instant, JobId, LaunchFailed, Outcome
 
 
 def test_sigkill_comes_when_the_grace_is_over_and_not_before() -> None:
@@ -32,7 +35,7 @@ def test_sigkill_is_repeated_until_the_process_is_gone() -> None:
 def test_a_time_limit_with_no_grace_kills_at_once() -> None:
     # The kill fell due in the step that set it, and the next wakeup skipped what was due.
     desk = Desk()
-    (job,) = desk.run(spec(limit=10_000, grace=0))
+    desk.run(spec(limit=10_000, grace=0))
     desk.tell(after=10_000)
     assert desk.effects() == ["Terminate", "Kill"]
     wakeup = desk.core.next_wakeup()
@@ -49,7 +52,9 @@ def test_a_time_limit_counts_from_the_start_of_the_process() -> None:
     desk.tell(after=1)
     assert desk.effects() == ["Terminate"]
     desk.exit(job, after=1)
-    assert desk.state(job) == Finished(Outcome.TIMEOUT, desk.exit_of(job), "reached its time limit")
+    assert desk.state(job) == Finished(
+        Outcome.TIMEOUT, desk.exit_of(job), "reached its time limit"
+    )
 
 
 def test_cancel_at_once_skips_the_rest_of_the_grace() -> None:
@@ -60,3 +65,43 @@ def test_cancel_at_once_skips_the_rest_of_the_grace() -> None:
     desk.cancel(job, at_once=True, after=1)
     assert desk.effects() == ["Kill"]
     assert isinstance(desk.state(job), Completing)
+
+
+def test_cancel_at_once_of_a_job_that_is_just_starting_gives_no_grace_either() -> None:
+    desk = Desk()
+    (job,) = desk.submit(spec(grace=60_000))
+    desk.cancel(job, at_once=True)
+    assert desk.effects() == []  # nobody to signal yet
+    desk.start(job, after=1_000)
+    assert desk.effects() == ["Terminate", "Kill"]
+
+
+def test_a_start_that_comes_too_late_is_stopped_and_tried_again_a_few_times() -> None:
+    # The count was forgotten on the way, and the job was launched for ever.
+    desk = Desk(policy=replace(EXACT, launch_retries=2))
+    (job,) = desk.submit(spec())
+    for attempt in (1, 2, 3):
+        assert desk.launched[job].attempt == attempt
+        desk.sample(after=61_000)
+        desk.start(job)
+        assert desk.effects() == ["Terminate"]
+        desk.exit(job, after=10)
+        desk.sample(after=5_000)
+    assert desk.outcome(job) is Outcome.LAUNCH_FAILED
+
+
+def test_a_job_that_was_told_nothing_and_ended_is_not_run_again() -> None:
+    # Its start was reported too late, after its end: it was taken for one that never started.
+    desk = Desk()
+    (job,) = desk.submit(spec())
+    desk.tell(after=61_000)
+    desk.exit(job, after=1, code=0)
+    assert desk.outcome(job) is Outcome.COMPLETED
+
+
+def test_a_launch_that_fails_for_good_is_not_tried_again_because_it_was_slow() -> None:
+    desk = Desk()
+    (job,) = desk.submit(spec())
+    desk.tell(after=61_000)
+    desk.tell(LaunchFailed(Instant(0), JobId(job), 1, "no such file", False), after=1)
+    assert desk.outcome(job) is Outcome.LAUNCH_FAILED

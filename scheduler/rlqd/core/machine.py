@@ -300,7 +300,11 @@ class Scheduler:
             case Completing(pid=pid):
                 # Whatever it was stopped for: once confirmed, a cancel is never retried.
                 kill_at = self.now if event.at_once and pid is not None else job.state.kill_at
-                self._to(job, replace(job.state, cause=Cause.CANCELLED, kill_at=kill_at))
+                at_once = event.at_once or job.state.at_once
+                state = replace(
+                    job.state, cause=Cause.CANCELLED, kill_at=kill_at, at_once=at_once
+                )
+                self._to(job, state)
             case Starting() | Running() | Suspended():
                 self._stop(job, Cause.CANCELLED, at_once=event.at_once)
             case Finished():
@@ -457,7 +461,8 @@ class Scheduler:
                 self._to(job, Running(placement, pid, self.now, deadline))
             case Completing(pid=None):
                 # It was asked to stop while being born: now there is a pid to signal.
-                kill_at = Instant(self.now + job.spec.grace_ms)
+                grace_ms = 0 if job.state.at_once else job.spec.grace_ms
+                kill_at = Instant(self.now + grace_ms)
                 self._to(job, replace(job.state, pid=pid, kill_at=kill_at))
                 self._out.append(Terminate(job.id, job.attempt, pid))
             case Completing():
@@ -479,6 +484,8 @@ class Scheduler:
         match job.state:
             case Starting(launch_failures=before):
                 self._retry_launch(job, before + 1, event.reason, passing=event.passing)
+            case Completing(cause=Cause.START_TIMED_OUT, launch_failures=before):
+                self._retry_launch(job, before + 1, event.reason, passing=event.passing)
             case Completing():
                 self._finish_stop(job, Exit(), event.reason)
             case Running() | Suspended():
@@ -496,6 +503,9 @@ class Scheduler:
         match job.state:
             case Starting() | Running() | Suspended():
                 # An exit may overtake the start: a short process.
+                self._to(job, _end_of(exit_))
+            case Completing(pid=None, cause=Cause.START_TIMED_OUT):
+                # It had started after all, was told nothing, and came to its own end.
                 self._to(job, _end_of(exit_))
             case Completing():
                 self._finish_stop(job, exit_, "")
@@ -601,12 +611,12 @@ class Scheduler:
 
     def _stop(self, job: Job, cause: Cause, *, at_once: bool = False) -> None:
         match job.state:
-            case Starting(placement=placement):
-                self._to(job, Completing(placement, None, cause, None))
+            case Starting(placement=placement, launch_failures=failures):
+                self._to(job, Completing(placement, None, cause, None, at_once, failures))
             case Running(placement=placement, pid=pid) | Suspended(placement=placement, pid=pid):
                 grace_ms = 0 if at_once else job.spec.grace_ms
                 kill_at = Instant(self.now + grace_ms)
-                self._to(job, Completing(placement, pid, cause, kill_at))
+                self._to(job, Completing(placement, pid, cause, kill_at, at_once))
                 self._out.append(Terminate(job.id, job.attempt, pid))
             case Pending() | Completing() | Finished():
                 raise AssertionError(f"{job} cannot be stopped")
@@ -623,7 +633,8 @@ class Scheduler:
             case Cause.REQUEUED:
                 self._to(job, Pending(self.now))
             case Cause.START_TIMED_OUT:
-                self._retry_launch(job, 1, "it did not start in time", passing=True)
+                failures = job.state.launch_failures + 1
+                self._retry_launch(job, failures, "it did not start in time", passing=True)
             case _:
                 assert_never(job.state.cause)
 

@@ -123,6 +123,10 @@ class Completing:
     cause: Cause
     #: When SIGKILL is due (again); None: no pid to send it to yet.
     kill_at: Instant | None
+    #: No grace once there is a pid.
+    at_once: bool = False
+    #: Before the launch that is being stopped.
+    launch_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
