@@ -390,7 +390,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """SIGTERM, the tree's main process first.  Safe to repeat."""
+    """SIGTERM, the tree's main process first; a stopped one is woken for it.  Safe to repeat."""
 
     job_id: JobId
     attempt: int

@@ -122,6 +122,10 @@ class Contract:
     final: dict[JobId, Finished] = field(default_factory=dict[JobId, Finished])
     alive: dict[JobId, Attempt] = field(default_factory=dict[JobId, Attempt])
     begun: set[tuple[JobId, int]] = field(default_factory=set[tuple[JobId, int]])
+    #: Came to their own end, unasked: run again only if somebody asks.
+    done: set[JobId] = field(default_factory=set[JobId])
+    #: Somebody asked for another run since the last launch.
+    again: set[JobId] = field(default_factory=set[JobId])
     left_at: dict[GpuId, Instant] = field(default_factory=dict[GpuId, Instant])
     facts: MachineFacts | None = None
     closed: bool = False
@@ -177,6 +181,8 @@ class Contract:
             ):
                 if attempt := self._attempt(job_id, number):
                     del self.alive[job_id]
+                    if isinstance(event, ProcessExited) and attempt.warned_at is None:
+                        self.done.add(job_id)
                     for gpu in attempt.placement.gpus:
                         self.left_at[gpu] = now
             case _:
@@ -243,6 +249,7 @@ class Contract:
             case ResumeRequested(job_id=job_id):
                 self.paused.discard(job_id)
             case RequeueRequested(job_id=job_id):
+                self.again.add(job_id)
                 # Of a finished job: it lives again.
                 if self.final.pop(job_id, None) is not None:
                     self.cancelled.discard(job_id)
@@ -262,6 +269,7 @@ class Contract:
                 attempt = self._signalled(job_id, number, pid, "SIGTERM")
                 if attempt.warned_at is None:
                     attempt.warned_at = now
+                attempt.paused = False
             case Kill(job_id=job_id, attempt=number, pid=pid):
                 attempt = self._signalled(job_id, number, pid, "SIGKILL")
                 demand(attempt.warned_at is not None, f"SIGKILL without SIGTERM: {job_id}")
@@ -274,8 +282,7 @@ class Contract:
                     demand(job_id in self.paused, f"stopped, and nobody paused it: {job_id}")
                     demand(attempt.warned_at is None, f"stopped while it is to end: {job_id}")
                 else:
-                    free = job_id not in self.paused or attempt.warned_at is not None
-                    demand(free, f"woken, and nobody resumed it: {job_id}")
+                    demand(job_id not in self.paused, f"woken, and nobody resumed it: {job_id}")
                 attempt.paused = on
             case SampleNow() | Accept() | Refuse():
                 pass
@@ -320,6 +327,8 @@ class Contract:
         demand(job_id not in self.final, f"launched after its end: {job_id}")
         demand(job_id not in self.held, f"launched while held: {job_id}")
         demand(not self.closed, f"launched while nothing new may start: {job_id}")
+        twice = job_id in self.done and job_id not in self.again
+        demand(not twice, f"ran to its end, and is run again: {job_id}")
         demand((job_id, number) not in self.begun, f"launched twice: {job_id}/{number}")
         demand(job_id not in self.alive, f"two live processes of one job: {job_id}")
         facts = self.facts
@@ -336,6 +345,8 @@ class Contract:
             self._fits_gpu(now, job_id, spec, gpus[gpu_id], facts)
         self._exclusive(job_id, spec, placement)
         self.begun.add((job_id, number))
+        self.done.discard(job_id)
+        self.again.discard(job_id)
         self.launches += 1
         ends_at = None
         if spec.time_limit_ms is not None:

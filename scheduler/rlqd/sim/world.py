@@ -90,8 +90,6 @@ class Process:
     left_ms: int | None
     alive: bool = True
     frozen: bool = False
-    asked_to_end: bool = False
-    warned_at: int | None = None
     #: What its exit record says; None: it left none.
     record: Exit | None = None
     #: Raised whenever an exit that was planned no longer holds.
@@ -154,8 +152,8 @@ class World:
     jobs: int = JOBS
     #: Keep a readable trace.  Costs more than the run itself.
     tracing: bool = False
-    #: Check the invariants after every n-th step, and after every step that did something.
-    check_every: int = 5
+    #: Check the invariants after every n-th step.
+    check_every: int = 1
     trace: list[str] = field(default_factory=list[str])
     rows: dict[JobId, Job] = field(default_factory=dict[JobId, Job])  # the database
     steps: int = 0
@@ -192,7 +190,11 @@ class World:
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
         self.is_calm = self.seed % 4 == 0
-        self.faults = Faults() if self.is_calm else Faults.draw(rng)
+        self.faults = Faults.draw(rng)
+        if self.is_calm:
+            # Only what a job may do by itself.
+            self.faults = Faults(ignores_sigterm=rng.choice([0.0, 0.5]))
+            self.jobs *= 2
         self.policy = Policy(
             cores_reserve=rng.choice([0, 0, 1]),
             jobs_per_gpu_max=rng.choice([0, 0, 0, 2]),
@@ -280,7 +282,7 @@ class World:
         actions = self.core.step(now, events)
         if self.tracing:
             self._log(events, actions)
-        if actions or self.steps % self.check_every == 0:
+        if self.steps % self.check_every == 0:
             invariants.check(self.core)
         crash = self.rng.random() < self.faults.crash
         if crash and self.rng.random() < 0.3:
@@ -309,17 +311,25 @@ class World:
                 if process.alive and process.plan == plan:
                     self._die(process, exit_)
                 return []
-            case Request(event=RequeueRequested() as event):
-                row = self.rows.get(event.job_id)
-                if row is None:
-                    return []
-                finished = row if isinstance(row.state, Finished) else None
-                return [replace(event, now=now, finished=finished)]
             case Request(event=event):
-                is_known = isinstance(event, Submitted) or event.job_id in self.rows
-                return [replace(event, now=now)] if is_known else []
+                return self._arrive(event)
             case Sample(regular=regular):
                 return self._sample(regular=regular)
+
+    def _arrive(self, event: UserEvent) -> list[Event]:
+        now = Instant(self.now)
+        if isinstance(event, Submitted):
+            # Ids are given on arrival, ascending.
+            jobs = tuple((JobId(next(self._ids)), spec) for _, spec in event.jobs)
+            held = event.held and not self.is_over
+            return [replace(event, now=now, jobs=jobs, held=held)]
+        row = self.rows.get(event.job_id)
+        if row is None or self.is_over:  # when it is over, users only help
+            return []
+        if isinstance(event, RequeueRequested):
+            finished = row if isinstance(row.state, Finished) else None
+            return [replace(event, now=now, finished=finished)]
+        return [replace(event, now=now)]
 
     # ---- what the shell does -------------------------------------------------------
 
@@ -377,10 +387,9 @@ class World:
 
     def _sigterm(self, process: Process) -> None:
         if process.alive:
-            process.asked_to_end = True
-            if process.warned_at is None:
-                process.warned_at = self.now
-            if not process.ignores_sigterm and not process.frozen:
+            if process.frozen:
+                self._freeze(process, on=False)
+            if not process.ignores_sigterm:
                 code = self.rng.choice([0, 143])  # with a checkpoint, or without
                 self._plan(process, self._ms(1, 900), Exit(code=code))
 
@@ -394,9 +403,7 @@ class World:
             process.plan += 1
             return
         process.since = self.now
-        if process.asked_to_end:  # the signal waited for it to wake
-            self._sigterm(process)
-        elif process.left_ms is not None:
+        if process.left_ms is not None:
             self._plan(process, process.left_ms, self._own_end())
 
     def _plan(self, process: Process, delay: int, exit_: Exit) -> None:
@@ -668,7 +675,7 @@ class World:
             left -= size
             spec = self._small_or_big() if self.is_calm else self._spec()
             at = self._ms(0, FAULTY_MS // 2)
-            jobs = tuple((JobId(next(self._ids)), spec) for _ in range(size))
+            jobs = tuple((JobId(0), spec) for _ in range(size))
             held = not self.is_calm and self.rng.random() < 0.1
             event = Submitted(Instant(0), next(self._requests), jobs, held)
             self._push(at, Request(event))
@@ -676,11 +683,11 @@ class World:
     def _small_or_big(self) -> JobSpec:
         rng = self.rng
         is_big = rng.random() < 0.25
-        largest = max(g.total_mib for g in self.gpus)
+        smallest = min(g.total_mib for g in self.gpus)
         return JobSpec(
             user=rng.randint(1, 2),
-            gpus=1,
-            gpu_mem_mib=largest - 1_500 if is_big else rng.choice([2_000, 4_000]),
+            gpus=rng.randint(1, len(self.gpus)) if is_big else 1,
+            gpu_mem_mib=smallest - 1_500 if is_big else rng.choice([2_000, 4_000]),
             sm_pct=20,
             cores=1,
             mem_mib=1_000,
