@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlq.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from rlq.client import Client
     from rlq.errors import RlqError
 
 __all__ = ["Client", "RlqError", "__version__"]
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

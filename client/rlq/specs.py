@@ -19,7 +19,6 @@ PRIORITY_MAX = 1000
 #: No machine we know has more; a larger number is a slip.
 GPUS_MAX = 64
 CORES_MAX = 4096
-GRACE_MS_DEFAULT = 30_000
 
 Size = str | int  # "2G", or MiB
 Share = str | int  # "30%", or per cent
@@ -81,7 +80,7 @@ def make_spec(
     variables = dict(set_env or {})
     for key, value in variables.items():
         check_variable(key, value)
-    grace_ms = GRACE_MS_DEFAULT if grace is None else _ms("grace", grace)
+    grace_ms = None if grace is None else _ms("grace", grace)
     if log is not None:
         log_path = os.path.join(folder, os.path.expanduser(text("the log's path", log)))
         log_path = os.path.normpath(log_path)
@@ -128,9 +127,15 @@ def check_argv(argv: Sequence[str]) -> tuple[str, ...]:
 def check_name(name: str) -> str:
     checked = text("the name", name)
     if len(checked) > NAME_CHARS_MAX:
-        raise UsageError(f"a name has at most {NAME_CHARS_MAX} characters")
+        raise UsageError(
+            f"a name has at most {NAME_CHARS_MAX} characters, this one {len(checked)}",
+            hint="--name gives a shorter one",
+        )
     if not checked.isprintable():
-        raise UsageError(f"the name {checked!r} has characters that cannot be printed")
+        raise UsageError(
+            f"the name {checked!r} has characters that cannot be printed",
+            hint="use letters, digits, - and _",
+        )
     return checked
 
 
@@ -156,7 +161,7 @@ def text(what: str, value: str | os.PathLike[str], *, show: bool = True) -> str:
             f"{what} is not valid UTF-8{shown}", hint="rename it, or wrap it in a script"
         ) from None
     if "\0" in written:
-        raise UsageError(f"{what} has a NUL byte in it{shown}")
+        raise UsageError(f"{what} has a NUL byte in it{shown}", hint="no program can be given one")
     return written
 
 

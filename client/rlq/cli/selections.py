@@ -118,7 +118,7 @@ def parse_user(text: str) -> int:
     if text.isascii() and text.isdigit():
         uid = int(text)
         if uid >= 2**32:
-            raise UsageError(f"{text} is not a user id")
+            raise UsageError(f"{text} is not a user id", hint="give a login name, or `me`")
         return uid
     try:
         return pwd.getpwnam(text).pw_uid

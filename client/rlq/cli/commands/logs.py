@@ -18,9 +18,9 @@ from rlq.cli.app import App, Parsed, is_terminal, note, verb, whole
 from rlq.cli.commands.wait import ending
 from rlq.cli.output import clean, print_json, stdout_is_terminal
 from rlq.cli.selections import id_argument
-from rlq.client import Client
+from rlq.client import Client, select
 from rlq.errors import NotFoundError, NotPermittedError, UnavailableError, UsageError
-from rlq.protocol.messages import Job
+from rlq.protocol.messages import Job, Wait, Waited
 
 if TYPE_CHECKING:
     from rlq.cli.live import Bars
@@ -162,12 +162,21 @@ def follow_log(client: Client, job: Job, lines: int | None, stack: ExitStack) ->
             bars = stack.enter_context(Bars(total=1, stderr=False))
         if bars is not None:
             bars.update([job])
-        [job] = client.wait(job.id, POLL_MS / 1000, step_ms=POLL_MS)
+        job = later(client, job)
     if bars is not None and partial:
         bars.print(shown(partial))
     stack.close()
     if is_terminal(sys.stderr):
         note(f"job {job.id} ({clean(job.name)}): {ending(job)}")
+
+
+def later(client: Client, job: Job) -> Job:
+    """The job when it has ended, or after POLL_MS."""
+    waited = client.request(Wait(selection=select(job.id), timeout_ms=POLL_MS))
+    assert isinstance(waited, Waited)
+    if not waited.jobs:
+        raise NotFoundError(f"job {job.id} is gone", hint="its history was removed meanwhile")
+    return waited.jobs[0]
 
 
 class FollowedLog:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +113,6 @@ QUEUE_OPTIONS = (
         help="Higher goes first; -1000 to 1000.",
     ),
     click.option("--name", metavar="NAME", default="", help="What `rlq list` calls it."),
-    click.option(
-        "--env",
-        "variables",
-        metavar="NAME[=VALUE]",
-        multiple=True,
-        type=Parsed("variable", parse_variable),
-        help="A variable that rlqd leaves as it is (OMP_NUM_THREADS=4); repeatable.",
-    ),
     click.option("--cwd", metavar="DIR", help="Where it runs; default: here."),
     click.option("--log", metavar="PATH", help="Its output; %j is the job's id, %x its name."),
     click.option("--log-max", metavar="SIZE", type=SIZE, help="Rotate its log at this size."),
@@ -133,10 +126,23 @@ QUEUE_OPTIONS = (
 )
 
 
-def queue_options(function: Any) -> Any:
-    for option in reversed(QUEUE_OPTIONS):
-        function = option(function)
-    return function
+def queue_options(env_option: str) -> Callable[[Any], Any]:
+    """`env_option`: what names a variable of the job; `submit sac` has another --env."""
+    variables = click.option(
+        env_option,
+        "variables",
+        metavar="NAME[=VALUE]",
+        multiple=True,
+        type=Parsed("variable", parse_variable),
+        help="A variable that rlqd leaves as it is (OMP_NUM_THREADS=4); repeatable.",
+    )
+
+    def decorate(function: Any) -> Any:
+        for option in reversed((*QUEUE_OPTIONS, variables)):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 @verb(
@@ -152,7 +158,7 @@ def queue_options(function: Any) -> Any:
     type=Parsed("gpus", parse_gpus),
     help="GPUs; 0: CPU only; auto (default): one if there is any.",
 )
-@queue_options
+@queue_options("--env")
 @click.option(
     "--array",
     metavar="FROM-TO",
@@ -240,7 +246,9 @@ def check_program(program: str, cwd: str, path: str | None) -> None:
         if file.is_file() and os.access(file, os.X_OK):
             return
         if file.is_dir():
-            raise UsageError(f"{program} is a folder, not a program")
+            raise UsageError(
+                f"{program} is a folder, not a program", hint="rlq submit -- python train.py"
+            )
         if file.is_file():
             raise UsageError(f"{program} is not executable", hint=_how_to_run(program))
         raise UsageError(f"there is no program {program}", hint=f"looked in {cwd}")

@@ -36,7 +36,7 @@ GPUS_OF_DEVICE = {"cpu": 0, "cuda": 1, "auto": None}
 def parse_seeds(text: str) -> tuple[int, ...]:
     seeds = parse_array(text)
     if max(seeds) > SEED_MAX:
-        raise UsageError(f"a seed is at most {SEED_MAX}")
+        raise UsageError(f"a seed is at most {SEED_MAX}", hint="--seeds 0-9")
     return seeds
 
 
@@ -156,7 +156,7 @@ def choice(*words: str) -> Any:
 @click.option(
     "--resume/--no-resume", default=True, show_default=True, help="From the newest checkpoint."
 )
-@queue_options
+@queue_options("--set-env")
 def command(
     app: App,
     algo: str,
@@ -178,8 +178,7 @@ def command(
     """Queue SAC trainings: Stable-Baselines3 or SBX, one job for each seed.
 
     Results go to DIR/sac-ENV-ALGO-sSEED: results.json, checkpoints, a learning curve. Cores and
-    memory are computed from the options; --cores and --mem overrule that. For a variable of the
-    job, use the shell (OMP_NUM_THREADS=4 rlq submit sac …): --env is the environment here.
+    memory are computed from the options; --cores and --mem overrule that.
 
     \b
     rlq submit sac --env Humanoid-v5 --steps 700000 --seeds 0-9
