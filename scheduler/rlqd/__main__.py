@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from rlq import __version__
 from rlq.errors import RlqError
 from rlq.paths import daemon_config, daemon_paths
+from rlq.version import VERSION
 from rlqd import config as configuration
 
 log = logging.getLogger("rlqd")
@@ -43,7 +43,7 @@ log = logging.getLogger("rlqd")
     hidden=True,
     help="Write one line to this descriptor when ready, or the error.",
 )
-@click.version_option(__version__, prog_name="rlqd")
+@click.version_option(VERSION, prog_name="rlqd")
 def main(
     state_dir: Path | None,
     socket: Path | None,
@@ -145,7 +145,7 @@ def _serve(
             reload=lambda: configuration.load(config_path),
         )
         pump.start()
-        log.info("rlqd %s serves %s from %s", __version__, paths.socket, paths.state_dir)
+        log.info("rlqd %s serves %s from %s", VERSION, paths.socket, paths.state_dir)
         notifier.ready("ready")
         _tell(ready_fd, "ready")
         pump.run()

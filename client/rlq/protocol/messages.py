@@ -49,8 +49,8 @@ class JobSpec(Part, frozen=True, kw_only=True):
     resources: Resources = Resources()
     #: Higher goes first; -1000 to 1000.
     priority: int = 0
-    #: From SIGTERM to SIGKILL.
-    grace_ms: int = 30_000
+    #: From SIGTERM to SIGKILL; None: the daemon's default.
+    grace_ms: int | None = None
     #: Queue it again when the machine reboots under it.
     requeue: bool = False
     #: Start in the queue, but held.

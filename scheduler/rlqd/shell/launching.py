@@ -15,11 +15,17 @@ Inherited values of these are overridden; a value the user gave with --env never
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rlq.protocol.messages import JobSpec
-from rlqd.core.model import Placement
+from rlqd.adapters.processes import LaunchOrder
+from rlqd.adapters.sqlite import Row
+from rlqd.config import Config
+from rlqd.core.model import Launch, MachineFacts, Placement
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -31,11 +37,74 @@ THREAD_VARIABLES = (
 )
 #: A CUDA context lies outside what the frameworks' own allocators count: some 0.5 GiB.
 CUDA_CONTEXT_MIB = 512
+#: The kernel's OOM killer should take a job before the daemon or a colleague's editor.
+JOB_OOM_SCORE_ADJ = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """As whom a job runs.  `groups` None: no switch of user is needed."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] | None
+
+
+def account_of(uid: int) -> Account:
+    """Raises KeyError if there is no such user."""
+    if os.geteuid() != 0 or uid == 0:
+        return Account(os.geteuid(), os.getegid(), None)
+    user = pwd.getpwuid(uid)
+    return Account(uid, user.pw_gid, tuple(os.getgrouplist(user.pw_name, user.pw_gid)))
+
+
+def order(
+    row: Row,
+    launch: Launch,
+    account: Account,
+    *,
+    submitted: Mapping[str, str],
+    queue: Mapping[str, str],
+    logs_dir: str,
+    config: Config,
+    facts: MachineFacts | None,
+) -> LaunchOrder:
+    """What the supervisor is told: the submission, in the place the core gave it."""
+    spec = row.job_spec
+    gpus = facts.gpus if facts is not None else ()
+    totals = [
+        g.mem_mib_total
+        for g in gpus
+        if g.id in launch.placement.gpus and g.mem_mib_total is not None
+    ]
+    return LaunchOrder(
+        job=row.id,
+        attempt=launch.attempt,
+        argv=spec.argv,
+        env=environment(
+            spec,
+            submitted,
+            launch.placement,
+            queue=queue,
+            configured=config.environment,
+            gpu_mem_mib_total=min(totals, default=None),
+            machine_has_gpus=bool(gpus),
+        ),
+        cwd=spec.cwd,
+        umask=spec.umask,
+        uid=account.uid,
+        gid=account.gid,
+        groups=account.groups,
+        cpus=launch.placement.cores,
+        log_path=log_path(spec, row.id, logs_dir),
+        log_mib_max=spec.log_mib_max or config.defaults.log_mib_max,
+        oom_score_adj=JOB_OOM_SCORE_ADJ,
+    )
 
 
 def environment(
     spec: JobSpec,
-    inherited: Mapping[str, str],
+    submitted: Mapping[str, str],
     placement: Placement,
     *,
     queue: Mapping[str, str],
@@ -46,12 +115,12 @@ def environment(
     """The complete environment of a job.
 
     Args:
-        inherited: the submitter's environment, shared by the submission.
+        submitted: the submitter's environment, the job's own variables on top.
         queue: what identifies the job to its children (RLQ_JOB_ID and so on).
         configured: the [environment] section of the configuration.
         gpu_mem_mib_total: of the smallest of its GPUs, if known.
     """
-    env = {**configured, **inherited}
+    env = {**configured, **submitted}
     ours = _threads(len(placement.cores)) | _devices(placement, machine_has_gpus)
     if placement.gpus:
         ours |= _memory(spec, env, gpu_mem_mib_total)
@@ -62,9 +131,7 @@ def environment(
             env.pop(name, None)
         else:
             env[name] = value
-    env.update(spec.env)
-    env.update(queue)
-    return env
+    return env | dict(queue)
 
 
 def _threads(cores: int) -> dict[str, str | None]:

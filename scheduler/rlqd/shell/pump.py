@@ -12,10 +12,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pwd
 import signal
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,16 +25,17 @@ from rlq.errors import NotPermittedError, ProtocolError, RlqError, UnavailableEr
 from rlq.protocol import codec
 from rlq.protocol import messages as wire
 from rlq.protocol.states import LIVE_STATES
-from rlqd.adapters import processes
-from rlqd.adapters.processes import Handle, LaunchOrder, Processes
+from rlqd.adapters.processes import Processes
 from rlqd.adapters.reports import ReportSocket
-from rlqd.adapters.sqlite import Row, Store
+from rlqd.adapters.sqlite import Store
 from rlqd.adapters.systemd import Notifier
 from rlqd.adapters.zeromq import Received, Server
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.machine import Scheduler
 from rlqd.shell import launching, rows, sampling, validation
+from rlqd.shell.attempts import Attempts
+from rlqd.shell.ledger import Ledger
 from rlqd.shell.progress import Tracker
 from rlqd.shell.requests import (
     Change,
@@ -61,8 +60,6 @@ DISK_MIB_MIN = 32
 STATUS_PERIOD_MS = 10_000
 WAIT_MS_MAX = 30_000
 MESSAGES_PER_TURN = 512
-#: The kernel's OOM killer should take a job before the daemon or a colleague's editor.
-JOB_OOM_SCORE_ADJ = 300
 
 
 def monotonic_ms() -> model.Instant:
@@ -134,9 +131,9 @@ class Pump:
     live: dict[model.JobId, Live] = field(default_factory=dict[model.JobId, Live])
     views: Views = field(init=False)
     desk: Desk = field(init=False)
+    ledger: Ledger = field(init=False)
+    attempts: Attempts = field(init=False)
     stats: Stats = field(default_factory=Stats)
-    _handles: dict[model.JobId, Handle] = field(default_factory=dict[model.JobId, Handle])
-    _fds: dict[int, model.JobId] = field(default_factory=dict[int, model.JobId])
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
     _waiters: list[Waiter] = field(default_factory=list[Waiter])
     _facts: list[model.Event] = field(default_factory=list[model.Event])
@@ -148,7 +145,6 @@ class Pump:
     _disk_due: int = 0
     _status_due: int = 0
     _prune_due: int = 0
-    _discards: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
 
     def __post_init__(self) -> None:
         self.views = Views(
@@ -163,6 +159,10 @@ class Pump:
         )
         self.desk = Desk(
             config=self.config, store=self.store, views=self.views, logs_dir=str(self.logs_dir)
+        )
+        self.ledger = Ledger(store=self.store, views=self.views)
+        self.attempts = Attempts(
+            processes=self.processes, poller=self._poller, sampler=self.sampler, live=self.live
         )
         self._poller.register(self.server.socket, zmq.POLLIN)
         for source in (self.reports, self.sampler, self.signals):
@@ -199,8 +199,9 @@ class Pump:
         if self.sampler.fileno() in ready:
             self._take_readings(now)
         for fd in ready:
-            if isinstance(fd, int) and (job_id := self._fds.get(fd)) is not None:
-                self._take_process_news(job_id, fd, now)
+            # One end may have taken another descriptor of its job with it.
+            if isinstance(fd, int) and self.attempts.watches(fd):
+                self._facts += self.attempts.news(fd, now)
         self._housekeep(now)
         if self._broken:
             self._retry_if_due(now)
@@ -217,7 +218,7 @@ class Pump:
         for question in questions:
             self._answer(question, now)
         self._answer_waiters(now)
-        self._discard_some()
+        self.attempts.discard_some()
         self.stats.turns += 1
         self.stats.turn_ms_max = max(self.stats.turn_ms_max, (time.perf_counter() - began) * 1000)
 
@@ -229,7 +230,7 @@ class Pump:
             times.append(self._retry_at)
         elif (wakeup := self.core.next_wakeup()) is not None:
             times.append(wakeup)
-        if self._discards or self._facts:
+        if self._facts or self.attempts.has_discards():
             return 0
         return max(0, min(1000, min((at - now for at in times), default=1000)))
 
@@ -248,7 +249,8 @@ class Pump:
         persists = [a.job for a in actions if isinstance(a, model.Persist)]
         try:
             if persists:
-                self._commit(persists, list(by_number.values()))
+                self.ledger.commit(persists, by_number.values())
+                self.stats.commits += 1
         except UnavailableError as error:
             self._break(error, now)
             return
@@ -257,84 +259,13 @@ class Pump:
 
     # ---- committing ----------------------------------------------------------------
 
-    def _commit(self, jobs: list[model.Job], changes: list[Change]) -> None:
-        """All rows of a step in one transaction: one fsync, however many requests waited."""
-        at = time.time()
-        incoming = {
-            job_id: (spec, change) for change in changes for spec, job_id in change.incoming
-        }
-        latest = {job.id: job for job in jobs}  # of several changes in one step the last counts
-        environments: dict[int, int | None] = {}
-        new: list[Row] = []
-        with self.store.transaction():
-            for job in latest.values():
-                if job.id not in incoming:
-                    continue
-                spec, change = incoming[job.id]
-                if change.number not in environments:
-                    environments[change.number] = self.store.insert_environment(change.environment)
-                new.append(
-                    Row.new(
-                        spec,
-                        id=job.id,
-                        uid=change.peer.uid,
-                        user=change.user,
-                        submitted_at=at,
-                        environment_id=environments[change.number],
-                        detail=rows.dump_detail(job.state, None, None, None),
-                    )
-                )
-            if new:
-                self.store.insert_jobs(new)
-            for job in latest.values():
-                if job.id in incoming:
-                    change = incoming[job.id][1]
-                    self.live[job.id] = Live(uid=change.peer.uid, user=change.user)
-                    if isinstance(job.state, model.Pending):
-                        continue  # inserted so
-                self._update(job, at)
-        self.stats.commits += 1
-
-    def _update(self, job: model.Job, at: float) -> None:
-        state = job.state
-        live = self.live[job.id]
-        started_at = live.started_at
-        placement = rows.wire_placement(state, self.views.gpu_indices())
-        usage = progress = None
-        match state:
-            case model.Pending() | model.Starting():
-                started_at = None
-                live.progress = live.command_pid = None
-            case model.Running() | model.Suspended() | model.Completing():
-                started_at = started_at or at
-            case model.Finished():
-                before = rows.load_detail(self.store.get([job.id])[job.id].detail)
-                placement = before.placement
-                usage = self.views.usage(job) or before.usage
-                progress = live.progress.view() if live.progress is not None else None
-            case _:
-                assert_never(state)
-        live.started_at = started_at
-        exit_ = state.exit if isinstance(state, model.Finished) else model.Exit()
-        self.store.update_state(
-            job.id,
-            state=rows.job_state(state),
-            held=isinstance(state, model.Pending) and state.held,
-            attempt=job.attempt,
-            reason=state.reason if isinstance(state, model.Finished) else "",
-            started_at=started_at,
-            ended_at=at if isinstance(state, model.Finished) else None,
-            exit_code=exit_.code,
-            signal=exit_.signal,
-            detail=rows.dump_detail(state, placement, usage, progress),
-        )
-
     def _break(self, error: RlqError, now: model.Instant) -> None:
         """Nothing of this step is on disk: stop deciding until the disk takes rows again."""
         log.error("cannot write to the database: %s", error)
         self._broken = error.message
         self._retry_at = now + RETRY_MS
-        self._forget_processes()
+        self._facts.clear()
+        self.attempts.forget()
 
     def _retry_if_due(self, now: model.Instant) -> None:
         if now < self._retry_at:
@@ -358,19 +289,16 @@ class Pump:
     def _carry_out(self, action: model.Action) -> None:
         match action:
             case model.Persist(job=job):
-                if isinstance(job.state, model.Finished):
-                    self._ended(job)
-                elif isinstance(job.state, model.Pending) and job.attempt:
-                    self._discards.append((job.id, job.attempt))
+                if isinstance(job.state, model.Finished | model.Pending):
+                    self._left(job)
             case model.Launch():
                 self._launch(action)
-            case model.Terminate(job_id=job_id):
-                self._signal(job_id, action.attempt, self.processes.terminate)
-            case model.Kill(job_id=job_id):
-                self._signal(job_id, action.attempt, self.processes.kill)
-            case model.Freeze(job_id=job_id, on=on):
-                verb = self.processes.freeze if on else self.processes.thaw
-                self._signal(job_id, action.attempt, verb)
+            case model.Terminate(job_id=job_id, attempt=attempt):
+                self.attempts.terminate(job_id, attempt)
+            case model.Kill(job_id=job_id, attempt=attempt):
+                self.attempts.kill(job_id, attempt)
+            case model.Freeze(job_id=job_id, attempt=attempt, on=on):
+                self.attempts.freeze(job_id, attempt, on=on)
             case model.SampleNow():
                 self.sampler.ask()
             case model.Accept() | model.Refuse():
@@ -378,157 +306,45 @@ class Pump:
             case _:
                 assert_never(action)
 
-    def _signal(self, job_id: model.JobId, attempt: int, verb: Callable[[Handle], None]) -> None:
-        handle = self._handles.get(job_id)
-        if handle is not None and handle.attempt == attempt:
-            verb(handle)
-
     def _launch(self, launch: model.Launch) -> None:
-        now = monotonic_ms()
         row = self.store.get([launch.job_id])[launch.job_id]
         try:
-            order = self._order(row, launch)
+            account = launching.account_of(row.uid)
         except KeyError:
+            reason = f"{row.user} (uid {row.uid}) is no user of this machine any more"
             self._facts.append(
                 model.LaunchFailed(
-                    now,
-                    launch.job_id,
-                    launch.attempt,
-                    f"the user {row.user} (uid {row.uid}) does not exist on this machine",
-                    False,
+                    monotonic_ms(), launch.job_id, launch.attempt, reason, passing=False
                 )
             )
             return
-        handle = self.processes.launch(order)
-        if isinstance(handle, processes.LaunchError):
-            self._facts.append(_launch_failed(now, handle))
-            return
-        self._adopt(handle)
-
-    def _order(self, row: Row, launch: model.Launch) -> LaunchOrder:
-        """Raises KeyError when the submitter is no user of this machine any more."""
-        spec = row.job_spec
-        uid, gid, groups = os.geteuid(), os.getegid(), None
-        if uid == 0 and row.uid != 0:
-            user = pwd.getpwuid(row.uid)
-            uid, gid = user.pw_uid, user.pw_gid
-            groups = tuple(os.getgrouplist(user.pw_name, gid))
-        markers = {
-            "RLQ_REPORT_SOCKET": str(self.report_path),
-            "RLQ_SOCKET": str(self.socket_path),
-            "RLQ_JOB_NAME": row.name,
-            **self.processes.markers(row.id, launch.attempt),
-        }
-        totals = self._gpu_totals(launch.placement)
-        shared = self.store.environment(row.id)
-        env = launching.environment(
-            spec,
-            shared,
-            launch.placement,
-            queue=markers,
-            configured=self.config.environment,
-            gpu_mem_mib_total=min(totals, default=None),
-            machine_has_gpus=bool(self.core.facts and self.core.facts.gpus),
+        order = launching.order(
+            row,
+            launch,
+            account,
+            submitted=self.store.environment(row.id),
+            queue={
+                "RLQ_SOCKET": str(self.socket_path),
+                "RLQ_REPORT_SOCKET": str(self.report_path),
+                "RLQ_JOB_NAME": row.name,
+                **self.processes.markers(row.id, launch.attempt),
+            },
+            logs_dir=str(self.logs_dir),
+            config=self.config,
+            facts=self.core.facts,
         )
-        return LaunchOrder(
-            job=row.id,
-            attempt=launch.attempt,
-            argv=spec.argv,
-            env=env,
-            cwd=spec.cwd,
-            umask=spec.umask,
-            uid=uid,
-            gid=gid,
-            groups=groups,
-            cpus=launch.placement.cores,
-            log_path=launching.log_path(spec, row.id, str(self.logs_dir)),
-            log_mib_max=spec.log_mib_max or self.config.defaults.log_mib_max,
-            oom_score_adj=JOB_OOM_SCORE_ADJ,
-        )
+        self._facts += self.attempts.launch(order, monotonic_ms())
 
-    def _gpu_totals(self, placement: model.Placement) -> list[int]:
-        facts = self.core.facts
-        return [
-            g.mem_mib_total
-            for g in (facts.gpus if facts is not None else ())
-            if g.id in placement.gpus and g.mem_mib_total is not None
-        ]
-
-    def _adopt(self, handle: Handle) -> None:
-        job_id = model.JobId(handle.job)
-        self._handles[job_id] = handle
-        for fd in (handle.pidfd, handle.ready_fd):
-            if fd is not None:
-                self._fds[fd] = job_id
-                self._poller.register(fd, zmq.POLLIN)
-        self._watch_trees()
-
-    def _unregister(self, fd: int | None) -> None:
-        if fd is not None and self._fds.pop(fd, None) is not None:
-            self._poller.unregister(fd)
-
-    def _forget_processes(self) -> None:
-        for handle in self._handles.values():
-            self._unregister(handle.pidfd)
-            self._unregister(handle.ready_fd)
-            self.processes.release(handle)
-        self._handles.clear()
-        self._facts.clear()
-
-    def _watch_trees(self) -> None:
-        self.sampler.watch([h.pid for h in self._handles.values()])
-
-    def _ended(self, job: model.Job) -> None:
-        self.live.pop(job.id, None)
+    def _left(self, job: model.Job) -> None:
+        """It holds nothing (any more), and that is on disk."""
         if job.attempt:
-            self._discards.append((job.id, job.attempt))
-        for waiter in self._waiters:
-            waiter.left.discard(job.id)
-
-    def _discard_some(self) -> None:
-        """Folders of ended attempts are removed a few at a time: nobody waits for it."""
-        for _ in range(min(8, len(self._discards))):
-            job_id, attempt = self._discards.popleft()
-            self.processes.discard(job_id, attempt)
+            self.attempts.discard(job.id, job.attempt)
+        if isinstance(job.state, model.Finished):
+            self.live.pop(job.id, None)
+            for waiter in self._waiters:
+                waiter.left.discard(job.id)
 
     # ---- facts ---------------------------------------------------------------------
-
-    def _take_process_news(self, job_id: model.JobId, fd: int, now: model.Instant) -> None:
-        handle = self._handles[job_id]
-        if fd == handle.ready_fd:
-            # The descriptor is closed by the last word: no longer polled before that.
-            self._unregister(fd)
-            news = self.processes.read_ready(handle)
-            match news:
-                case None:
-                    self._fds[fd] = job_id
-                    self._poller.register(fd, zmq.POLLIN)
-                case processes.Started(pid=pid, command_pid=command_pid):
-                    if job_id in self.live:
-                        self.live[job_id].command_pid = command_pid
-                    self._facts.append(model.ProcessStarted(now, job_id, handle.attempt, pid))
-                case processes.LaunchError():
-                    self._facts.append(_launch_failed(now, news))
-                case processes.Silent():
-                    pass  # the pidfd will tell
-                case _:
-                    assert_never(news)
-            return
-        self._unregister(handle.pidfd)
-        self._unregister(handle.ready_fd)
-        del self._handles[job_id]
-        self._watch_trees()
-        end = self.processes.reap(handle)
-        match end:
-            case processes.ExitRecord():
-                self._facts.append(_exited(now, end))
-            case processes.LaunchError():
-                # Told once more if the ready pipe told it: the core drops stale news.
-                self._facts.append(_launch_failed(now, end))
-            case processes.Lost(reason=reason):
-                self._facts.append(model.ProcessLost(now, job_id, handle.attempt, reason))
-            case _:
-                assert_never(end)
 
     def _take_readings(self, now: model.Instant) -> None:
         self.sampler.drain()
@@ -539,7 +355,7 @@ class Pump:
             host,
             self.sampler.gpus(),
             self.sampler.cpus,
-            {h.pid: job_id for job_id, h in self._handles.items()},
+            self.attempts.jobs_by_supervisor(),
             self.supervisor_of,
         )
         self._facts.append(model.MachineSampled(now, facts))
@@ -714,6 +530,10 @@ class Pump:
 
     def _problems(self) -> list[str]:
         problems: list[str] = []
+        if not self.server.listening():
+            problems.append(
+                f"{self.socket_path} was removed: restart rlqd to be found again"
+            )
         if self._broken:
             problems.append(f"nothing can be changed: {self._broken}")
         if self._disk_is_full:
@@ -757,37 +577,15 @@ class Pump:
         self.views.core = self.core
         self.views.invalidate()
         found = [
-            self._recover_job(job, now) for job in jobs if not isinstance(job.state, model.Pending)
+            self.attempts.recover(job, now)
+            for job in jobs
+            if not isinstance(job.state, model.Pending)
         ]
-        self._sweep_run_dir({(j.id, j.attempt) for j in jobs})
+        self.attempts.discard_all_but((j.id, j.attempt) for j in jobs)
         self._facts = [*found]
         self._tell_admission(now)
         if found:
             log.info("found %d jobs that had started before", len(found))
-
-    def _recover_job(self, job: model.Job, now: model.Instant) -> model.Event:
-        recovered = self.processes.recover(job.id, job.attempt)
-        match recovered:
-            case processes.Alive(handle=handle):
-                self._adopt(handle)
-                self.live[job.id].command_pid = handle.command_pid
-                return model.ProcessStarted(now, job.id, job.attempt, handle.pid)
-            case processes.Exited(record=record):
-                return _exited(now, record)
-            case processes.LaunchError():
-                return _launch_failed(now, recovered)
-            case processes.Lost(reason=reason):
-                return model.ProcessLost(now, job.id, job.attempt, reason)
-            case processes.Voided():
-                return model.LaunchVoided(now, job.id, job.attempt)
-            case _:
-                assert_never(recovered)
-
-    def _sweep_run_dir(self, wanted: set[tuple[model.JobId, int]]) -> None:
-        """Folders whose end was committed by a daemon that died before it removed them."""
-        for job_id, attempt in self.processes.attempts():
-            if (model.JobId(job_id), attempt) not in wanted:
-                self._discards.append((job_id, attempt))
 
     # ---- housekeeping --------------------------------------------------------------
 
@@ -852,14 +650,3 @@ class Pump:
             self.sampler.set_period(self.config.monitor.period_ms / 1000)
             log.info("the configuration was read again")
         self.notifier.ready("ready")
-
-
-def _launch_failed(now: model.Instant, error: processes.LaunchError) -> model.LaunchFailed:
-    return model.LaunchFailed(
-        now, model.JobId(error.job), error.attempt, error.message, error.passing
-    )
-
-
-def _exited(now: model.Instant, record: processes.ExitRecord) -> model.ProcessExited:
-    exit_ = model.Exit(code=record.code, signal=record.signal, oom=record.oom)
-    return model.ProcessExited(now, model.JobId(record.job), record.attempt, exit_)

@@ -12,11 +12,11 @@ import pwd
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from rlq import __version__
 from rlq.errors import NotFoundError, NotPermittedError, UnavailableError
 from rlq.protocol import PROTOCOL_VERSION
 from rlq.protocol import messages as wire
 from rlq.protocol.states import FINAL_STATES, LIVE_STATES, JobState
+from rlq.version import VERSION
 from rlqd.adapters.sqlite import Row, Store
 from rlqd.config import Config
 from rlqd.core import model
@@ -217,7 +217,7 @@ class Desk:
     # ---- reads ---------------------------------------------------------------------
 
     def ping(self) -> wire.Pong:
-        return wire.Pong(version=__version__, protocol=PROTOCOL_VERSION, pid=os.getpid())
+        return wire.Pong(version=VERSION, protocol=PROTOCOL_VERSION, pid=os.getpid())
 
     def list(self, request: wire.List, peer: Peer) -> wire.Jobs:
         validation.check_selection(request.selection)

@@ -97,7 +97,7 @@ def core_spec(spec: WireSpec, uid: int, config: Config) -> model.JobSpec:
         mem_mib=resources.mem_mib,
         exclusive=resources.exclusive,
         time_limit_ms=resources.time_limit_ms or config.defaults.time_limit_ms,
-        grace_ms=spec.grace_ms,
+        grace_ms=config.defaults.grace_ms if spec.grace_ms is None else spec.grace_ms,
         requeue=spec.requeue,
     )
 

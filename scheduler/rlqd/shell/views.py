@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlq import __version__
 from rlq.protocol.messages import (
     DaemonStatus,
     Explanation,
@@ -19,6 +18,7 @@ from rlq.protocol.messages import (
     Usage,
 )
 from rlq.protocol.units import format_duration
+from rlq.version import VERSION
 from rlqd.adapters.sqlite import Row
 from rlqd.config import Config
 from rlqd.core import model
@@ -225,7 +225,7 @@ class Views:
         stats: dict[str, float],
     ) -> DaemonStatus:
         return DaemonStatus(
-            version=__version__,
+            version=VERSION,
             pid=os.getpid(),
             uid=os.geteuid(),
             started_at=self.started_at,

@@ -1,0 +1,191 @@
+"""The processes of started jobs: launched, watched, signalled, found again, and cleared away.
+
+Whatever happens to one becomes an event for the core; what to do about it is the core's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import zmq
+
+from rlqd.adapters import processes
+from rlqd.adapters.processes import Handle, LaunchOrder, Processes
+from rlqd.core import model
+from rlqd.shell.sampling import Sampler
+from rlqd.shell.views import Live
+
+#: Folders of ended attempts are removed a few at a time: nobody waits for it.
+DISCARDS_PER_TURN = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempts:
+    processes: Processes
+    poller: zmq.Poller
+    sampler: Sampler
+    live: dict[model.JobId, Live]
+    _handles: dict[model.JobId, Handle] = field(default_factory=dict[model.JobId, Handle])
+    _fds: dict[int, model.JobId] = field(default_factory=dict[int, model.JobId])
+    _ended: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
+
+    def jobs_by_supervisor(self) -> dict[int, model.JobId]:
+        return {handle.pid: job_id for job_id, handle in self._handles.items()}
+
+    def watches(self, fd: int) -> bool:
+        return fd in self._fds
+
+    # ---- orders --------------------------------------------------------------------
+
+    def launch(self, order: LaunchOrder, now: model.Instant) -> list[model.Event]:
+        """What is known at once: nothing, or that it failed."""
+        handle = self.processes.launch(order)
+        if isinstance(handle, processes.LaunchError):
+            return [_launch_failed(now, handle)]
+        self._adopt(handle)
+        return []
+
+    def terminate(self, job_id: model.JobId, attempt: int) -> None:
+        if handle := self._handle(job_id, attempt):
+            self.processes.terminate(handle)
+
+    def kill(self, job_id: model.JobId, attempt: int) -> None:
+        if handle := self._handle(job_id, attempt):
+            self.processes.kill(handle)
+
+    def freeze(self, job_id: model.JobId, attempt: int, *, on: bool) -> None:
+        if handle := self._handle(job_id, attempt):
+            (self.processes.freeze if on else self.processes.thaw)(handle)
+
+    def _handle(self, job_id: model.JobId, attempt: int) -> Handle | None:
+        """None: it has gone, and its end is on the way to the core."""
+        handle = self._handles.get(job_id)
+        return handle if handle is not None and handle.attempt == attempt else None
+
+    # ---- news ----------------------------------------------------------------------
+
+    def news(self, fd: int, now: model.Instant) -> list[model.Event]:
+        """`fd`, one of ours, is readable: what happened."""
+        job_id = self._fds[fd]
+        handle = self._handles[job_id]
+        if fd == handle.ready_fd:
+            return self._launch_news(handle, now)
+        self._unwatch(handle.pidfd)
+        self._unwatch(handle.ready_fd)
+        del self._handles[job_id]
+        self._tell_sampler()
+        end = self.processes.reap(handle)
+        match end:
+            case processes.ExitRecord():
+                return [_exited(now, end)]
+            case processes.LaunchError():
+                # Perhaps told before, by the ready pipe: the core drops stale news.
+                return [_launch_failed(now, end)]
+            case processes.Lost(reason=reason):
+                return [model.ProcessLost(now, job_id, handle.attempt, reason)]
+            case _:
+                assert_never(end)
+
+    def _launch_news(self, handle: Handle, now: model.Instant) -> list[model.Event]:
+        job_id = model.JobId(handle.job)
+        assert handle.ready_fd is not None
+        # The last word closes the descriptor, so it must not be polled by then.
+        self._unwatch(handle.ready_fd)
+        said = self.processes.read_ready(handle)
+        match said:
+            case None:
+                self._watch(handle.ready_fd, job_id)
+                return []
+            case processes.Started(pid=pid, command_pid=command_pid):
+                if job_id in self.live:
+                    self.live[job_id].command_pid = command_pid
+                return [model.ProcessStarted(now, job_id, handle.attempt, pid)]
+            case processes.LaunchError():
+                return [_launch_failed(now, said)]
+            case processes.Silent():
+                return []  # the pidfd will tell
+            case _:
+                assert_never(said)
+
+    # ---- coming back ---------------------------------------------------------------
+
+    def recover(self, job: model.Job, now: model.Instant) -> model.Event:
+        """What became of a job that a former daemon started, or was about to start."""
+        found = self.processes.recover(job.id, job.attempt)
+        match found:
+            case processes.Alive(handle=handle):
+                self._adopt(handle)
+                self.live[job.id].command_pid = handle.command_pid
+                return model.ProcessStarted(now, job.id, job.attempt, handle.pid)
+            case processes.Exited(record=record):
+                return _exited(now, record)
+            case processes.LaunchError():
+                return _launch_failed(now, found)
+            case processes.Lost(reason=reason):
+                return model.ProcessLost(now, job.id, job.attempt, reason)
+            case processes.Voided():
+                return model.LaunchVoided(now, job.id, job.attempt)
+            case _:
+                assert_never(found)
+
+    def forget(self) -> None:
+        """Let go of every process without touching it: `recover` finds them again."""
+        for handle in self._handles.values():
+            self._unwatch(handle.pidfd)
+            self._unwatch(handle.ready_fd)
+            self.processes.release(handle)
+        self._handles.clear()
+        self._ended.clear()
+
+    # ---- clearing away -------------------------------------------------------------
+
+    def discard(self, job_id: model.JobId, attempt: int) -> None:
+        """Its end is committed: its folder may go, some time."""
+        self._ended.append((job_id, attempt))
+
+    def discard_all_but(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """Folders left by a daemon that died between the commit of an end and its clearing."""
+        kept = set(wanted)
+        self._ended.extend(key for key in self.processes.attempts() if key not in kept)
+
+    def has_discards(self) -> bool:
+        return bool(self._ended)
+
+    def discard_some(self) -> None:
+        for _ in range(min(DISCARDS_PER_TURN, len(self._ended))):
+            self.processes.discard(*self._ended.popleft())
+
+    # ---- inside --------------------------------------------------------------------
+
+    def _adopt(self, handle: Handle) -> None:
+        job_id = model.JobId(handle.job)
+        self._handles[job_id] = handle
+        self._watch(handle.pidfd, job_id)
+        if handle.ready_fd is not None:
+            self._watch(handle.ready_fd, job_id)
+        self._tell_sampler()
+
+    def _watch(self, fd: int, job_id: model.JobId) -> None:
+        self._fds[fd] = job_id
+        self.poller.register(fd, zmq.POLLIN)
+
+    def _unwatch(self, fd: int | None) -> None:
+        if fd is not None and self._fds.pop(fd, None) is not None:
+            self.poller.unregister(fd)
+
+    def _tell_sampler(self) -> None:
+        self.sampler.watch([handle.pid for handle in self._handles.values()])
+
+
+def _launch_failed(now: model.Instant, error: processes.LaunchError) -> model.LaunchFailed:
+    return model.LaunchFailed(
+        now, model.JobId(error.job), error.attempt, error.message, error.passing
+    )
+
+
+def _exited(now: model.Instant, record: processes.ExitRecord) -> model.ProcessExited:
+    exit_ = model.Exit(code=record.code, signal=record.signal, oom=record.oom)
+    return model.ProcessExited(now, model.JobId(record.job), record.attempt, exit_)

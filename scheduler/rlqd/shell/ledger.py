@@ -1,0 +1,94 @@
+"""What a step changed, put on disk: every row of it in one transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from rlqd.adapters.sqlite import Row, Store
+from rlqd.core import model
+from rlqd.shell import rows
+from rlqd.shell.requests import Change
+from rlqd.shell.views import Live, Views
+
+
+@dataclass(slots=True, kw_only=True)
+class Ledger:
+    store: Store
+    views: Views
+
+    def commit(self, jobs: Iterable[model.Job], changes: Iterable[Change]) -> None:
+        """One fsync, however many requests waited for it.
+
+        Args:
+            jobs: as the step left them; of several versions of one job the last counts.
+            changes: the requests of this step, for what the core does not know of a new job.
+
+        Raises:
+            UnavailableError: nothing was written.
+        """
+        at = time.time()
+        latest = {job.id: job for job in jobs}
+        incoming = {
+            job_id: (spec, change)
+            for change in changes
+            for spec, job_id in change.incoming
+            if job_id in latest
+        }
+        environments: dict[int, int | None] = {}
+        new: list[Row] = []
+        with self.store.transaction():
+            for job_id, (spec, change) in incoming.items():
+                if change.number not in environments:
+                    environments[change.number] = self.store.insert_environment(change.environment)
+                new.append(
+                    Row.new(
+                        spec,
+                        id=job_id,
+                        uid=change.peer.uid,
+                        user=change.user,
+                        submitted_at=at,
+                        environment_id=environments[change.number],
+                        detail=rows.dump_detail(latest[job_id].state, None, None, None),
+                    )
+                )
+                self.views.live[job_id] = Live(uid=change.peer.uid, user=change.user)
+            if new:
+                self.store.insert_jobs(new)
+            for job in latest.values():
+                if job.id not in incoming or not isinstance(job.state, model.Pending):
+                    self._update(job, at)
+
+    def _update(self, job: model.Job, at: float) -> None:
+        state = job.state
+        live = self.views.live[job.id]
+        placement = rows.wire_placement(state, self.views.gpu_indices())
+        usage = progress = None
+        match state:
+            case model.Pending() | model.Starting():
+                live.started_at = live.progress = live.command_pid = None
+            case model.Running() | model.Suspended() | model.Completing():
+                live.started_at = live.started_at or at
+            case model.Finished():
+                before = rows.load_detail(self.store.get([job.id])[job.id].detail)
+                placement = before.placement
+                usage = self.views.usage(job) or before.usage
+                progress = live.progress.view() if live.progress is not None else None
+            case _:
+                assert_never(state)
+        is_final = isinstance(state, model.Finished)
+        exit_ = state.exit if isinstance(state, model.Finished) else model.Exit()
+        self.store.update_state(
+            job.id,
+            state=rows.job_state(state),
+            held=isinstance(state, model.Pending) and state.held,
+            attempt=job.attempt,
+            reason=state.reason if isinstance(state, model.Finished) else "",
+            started_at=live.started_at,
+            ended_at=at if is_final else None,
+            exit_code=exit_.code,
+            signal=exit_.signal,
+            detail=rows.dump_detail(state, placement, usage, progress),
+        )
