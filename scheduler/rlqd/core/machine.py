@@ -301,9 +301,7 @@ class Scheduler:
                 # Whatever it was stopped for: once confirmed, a cancel is never retried.
                 kill_at = self.now if event.at_once and pid is not None else job.state.kill_at
                 at_once = event.at_once or job.state.at_once
-                state = replace(
-                    job.state, cause=Cause.CANCELLED, kill_at=kill_at, at_once=at_once
-                )
+                state = replace(job.state, cause=Cause.CANCELLED, kill_at=kill_at, at_once=at_once)
                 self._to(job, state)
             case Starting() | Running() | Suspended():
                 self._stop(job, Cause.CANCELLED, at_once=event.at_once)
@@ -711,8 +709,7 @@ def _known_end(now: Instant, job: Job) -> Instant | None:
         case Suspended():
             return None
         case Starting():
-            limit = job.spec.time_limit_ms
-            return None if limit is None else Instant(now + limit + job.spec.grace_ms)
+            return policies.latest_end(now, job.spec)
         case Completing(kill_at=at):
             return Instant(now + job.spec.grace_ms) if at is None else max(at, now)
         case Pending() | Finished():

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlqd.core.charge import Need, need_of
-from rlqd.core.model import Instant, JobId, JobSpec, MachineFacts, Placement, Policy
+from rlqd.core.model import GpuId, Instant, JobId, JobSpec, MachineFacts, Placement, Policy
 from rlqd.core.placement import NoRoom, Shortage, place
 from rlqd.core.queue import WaitingQueue
 from rlqd.core.room import Holding, Room
@@ -34,25 +34,34 @@ class Reservation:
     #: None: the jobs it waits for have no known end.
     starts_at: Instant | None
     extra: Room
+    policy: Policy
 
     def admits(self, need: Need, placement: Placement, ends_at: Instant | None) -> bool:
         """Whether starting this job now leaves the reserved job's start where it is."""
         if self._ends_in_time(ends_at):
             return True
-        gpus = [self.extra.gpus[g] for g in placement.gpus]
         return (
             need.charge.cores <= min(self.extra.cores_usable, len(self.extra.cores_free))
             and need.charge.mem_mib <= self.extra.mem_mib
             and not self.extra.is_exclusive
-            and not (need.exclusive and (gpus or self.extra.jobs))
-            and all(
-                g.mem_mib is not None
-                and g.sm_pct is not None
-                and need.charge.gpu_mem_mib <= g.mem_mib
-                and need.charge.sm_pct <= g.sm_pct
-                and not g.is_exclusive
-                for g in gpus
-            )
+            and not (need.exclusive and not placement.gpus and self.extra.jobs)
+            and all(self._has_room_on(gpu, need) for gpu in placement.gpus)
+        )
+
+    def beside(self, need: Need, room: Room) -> Room:
+        """`room` without the GPUs on which this job would be in the reserved job's way."""
+        return room.only(gpu for gpu in room.gpus if self._has_room_on(gpu, need))
+
+    def _has_room_on(self, id_: GpuId, need: Need) -> bool:
+        gpu = self.extra.gpus[id_]
+        return (
+            gpu.mem_mib is not None
+            and gpu.sm_pct is not None
+            and need.charge.gpu_mem_mib <= gpu.mem_mib
+            and need.charge.sm_pct <= gpu.sm_pct
+            and not gpu.is_exclusive
+            and not (need.exclusive and gpu.jobs)
+            and not 0 < self.policy.jobs_per_gpu_max <= gpu.jobs
         )
 
     def take(self, need: Need, placement: Placement, ends_at: Instant | None) -> None:
@@ -97,20 +106,26 @@ def plan(
     for job_id, spec in walk:
         need = need_of(spec, facts, policy)
         found = place(need, room, policy)
-        ends_at = None if spec.time_limit_ms is None else Instant(now + spec.time_limit_ms)
+        ends_at = latest_end(now, spec)
         if isinstance(found, NoRoom):
             walk.skip()
             result.blocked[spec] = Blocked(found)
             if result.reservation is None and result.head is None:
                 if now - waiting_since[job_id] >= policy.reserve_after_ms:
-                    result.reservation = reserve(job_id, need, room, [*holdings, *started], policy)
+                    holders = [*holdings, *started]
+                    result.reservation = reserve(now, job_id, need, room, holders, policy)
                 else:
                     result.head = job_id
             continue
-        if result.reservation is not None and not result.reservation.admits(need, found, ends_at):
-            walk.skip()
-            result.blocked[spec] = Blocked(None, result.reservation.job_id)
-            continue
+        kept = result.reservation
+        if kept is not None and not kept.admits(need, found, ends_at):
+            # The GPU that is best for it is kept; another may do.
+            elsewhere = place(need, kept.beside(need, room), policy) if need.gpus else None
+            if not isinstance(elsewhere, Placement) or not kept.admits(need, elsewhere, ends_at):
+                walk.skip()
+                result.blocked[spec] = Blocked(None, kept.job_id)
+                continue
+            found = elsewhere
         room.take(found, need.charge, exclusive=need.exclusive)
         if result.reservation is not None:
             result.reservation.take(need, found, ends_at)
@@ -127,12 +142,27 @@ def plan(
     return result
 
 
+def latest_end(now: Instant, spec: JobSpec) -> Instant | None:
+    """When a job that starts now has ended at the latest: SIGKILL comes after the grace."""
+    limit = spec.time_limit_ms
+    return None if limit is None else Instant(now + limit + spec.grace_ms)
+
+
 def reserve(
-    job_id: JobId, need: Need, room: Room, holdings: Sequence[Holding], policy: Policy
+    now: Instant,
+    job_id: JobId,
+    need: Need,
+    room: Room,
+    holdings: Sequence[Holding],
+    policy: Policy,
 ) -> Reservation | None:
     """The earliest end of running jobs after which `need` fits, or None if it does not even on
     a machine without them (outsiders hold it, or a reading is unknown)."""
-    future = room.copy()
+    future = room.guessed()
+    if isinstance(found := place(need, future, policy), Placement):
+        # All it may wait for is a GPU's next reading.
+        future.take(found, need.charge, exclusive=need.exclusive)
+        return Reservation(job_id, now, future, policy)
     # Jobs without a known end come last, the oldest first: that order does not change as they
     # run, so the reservation stays on one device and is met when that device has emptied.
     by_end = sorted(holdings, key=lambda h: (h.ends_at is None, h.ends_at or Instant(0), h.job_id))
@@ -141,7 +171,7 @@ def reserve(
         found = place(need, future, policy)
         if isinstance(found, Placement):
             future.take(found, need.charge, exclusive=need.exclusive)
-            return Reservation(job_id, holding.ends_at, future)
+            return Reservation(job_id, holding.ends_at, future, policy)
     return None
 
 

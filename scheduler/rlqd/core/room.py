@@ -28,6 +28,8 @@ from rlqd.core.model import (
     Policy,
 )
 
+JUST_LEFT = "a job has just left it; its memory is being read again"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
@@ -51,6 +53,9 @@ class GpuRoom:
     jobs: int = 0
     is_exclusive: bool = False
     why_unknown: str = ""
+    #: It is unknown only because a job has just left it: (memory, SM share) if there are no
+    #: outsiders.  Nothing is admitted on this guess; what is reserved stays reserved by it.
+    guess: tuple[int, int] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +74,18 @@ class Room:
     def copy(self) -> Room:
         gpus = {i: replace(g) for i, g in self.gpus.items()}
         return replace(self, cores_free=set(self.cores_free), gpus=gpus)
+
+    def guessed(self) -> Room:
+        """A copy in which GPUs that are being read again have the room they are hoped to have."""
+        future = self.copy()
+        for gpu in future.gpus.values():
+            if gpu.guess is not None:
+                gpu.mem_mib, gpu.sm_pct = gpu.guess
+        return future
+
+    def only(self, gpus: Iterable[GpuId]) -> Room:
+        """The same room with these GPUs alone.  Shares what it holds: to be read only."""
+        return replace(self, gpus={g: self.gpus[g] for g in gpus})
 
     def take(self, placement: Placement, charge: Charge, *, exclusive: bool) -> None:
         self._shift(placement, charge, -1)
@@ -135,6 +152,14 @@ def measure(
         gpu.why_unknown = _why_unknown(now, facts, gpu.facts, gpus_fresh_after, policy)
         if not gpu.why_unknown:
             _measure_gpu(gpu, here, uses, policy)
+        elif gpu.why_unknown == JUST_LEFT:
+            assert gpu.facts.mem_mib_total is not None
+            gpu.guess = (
+                gpu.facts.mem_mib_total
+                - policy.gpu_mem_mib_reserve
+                - sum(h.charge.gpu_mem_mib for h in here),
+                policy.sm_pct_limit - sum(h.charge.sm_pct for h in here),
+            )
     return room
 
 
@@ -179,7 +204,7 @@ def _why_unknown(
     if now - facts.gpus_taken_at > policy.stale_ms:
         return "its last reading is too old"
     if facts.gpus_taken_at < fresh_after.get(gpu.id, 0):
-        return "a job has just left it; its memory is being read again"
+        return JUST_LEFT
     return ""
 
 
