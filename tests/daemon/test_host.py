@@ -96,7 +96,7 @@ class FakeProc:
         self.root = root / "proc"
         self.root.mkdir()
         self._born = 0
-        self.worked, self.idle = 0, 0
+        self.worked = self.idle = self.waiting = 0
         (self.root / "meminfo").write_text("MemTotal: 67108864 kB\nMemAvailable: 33554432 kB\n")
         self.put(1, 0, start=0)
         self.put(2, 1, start=1)
@@ -137,12 +137,13 @@ class FakeProc:
         self._born += 1
         (self.root / str(pid)).rename(self.root.parent / f"ended-{self._born}")
 
-    def tick(self, worked: int, idle: int = 100) -> None:
+    def tick(self, worked: int, idle: int = 100, waiting: int = 0) -> None:
         """Time of CPU `ME`; the others are idle."""
         self.worked += worked
         self.idle += idle
+        self.waiting += waiting
         lines = [
-            f"cpu{number} {self.worked if number == ME else 0} 0 0 {self.idle} 0 0 0 0 0 0"
+            f"cpu{number} {self.worked * (number == ME)} 0 0 {self.idle} {self.waiting} 0 0 0 0 0"
             for number in sorted(os.sched_getaffinity(0))
         ]
         (self.root / "stat").write_text("\n".join(["cpu 0 0 0 0 0 0 0 0 0 0", *lines, "intr 1"]))
@@ -413,7 +414,7 @@ def test_memory_is_the_tightest_cgroups_where_it_has_a_limit(
 
 
 def test_busy_is_each_cpus_share_since_the_last_reading(proc: FakeProc, read: Read) -> None:
-    proc.tick(75, idle=25)
+    proc.tick(75, idle=15, waiting=10)  # a CPU that waits for the disk is free to work
     busy = read().busy
     assert busy.keys() == os.sched_getaffinity(0)
     assert busy[ME] == pytest.approx(0.75)

@@ -66,7 +66,7 @@ def only(reading: GpusReading) -> GpuReading:
 
 def test_a_healthy_gpu_is_read_in_full(stub: StubNvml, open_reader: Open) -> None:
     gpu = StubGpu(
-        mem_external_mib=1000, sm_external=7, temperature=61, power_w=213, cpu_affinity="f0f"
+        mem_external_mib=1000, sm_external=7, temperature=61, power_w=213, cpu_affinity="f0f,1"
     )
     stub.set_gpus([gpu])
     before = time.monotonic_ns() // 1_000_000
@@ -84,7 +84,7 @@ def test_a_healthy_gpu_is_read_in_full(stub: StubNvml, open_reader: Open) -> Non
         temperature_c=61,
         power_w=213,
         mig=False,
-        cores_near=(0, 1, 2, 3, 8, 9, 10, 11),
+        cores_near=(0, 1, 2, 3, 8, 9, 10, 11, 64),
     )
 
 
@@ -272,6 +272,14 @@ def test_compute_graphics_and_mps_entries_of_one_process_are_one_process(
     assert (process.pid, process.mem_mib) == (os.getpid(), 2000)
 
 
+@pytest.mark.parametrize("kind", ["C", "G", "M"])
+def test_a_process_of_any_kind_is_listed(stub: StubNvml, open_reader: Open, kind: str) -> None:
+    stub.set_gpus([{}])
+    stub.set_process(os.getpid(), mem_mib=800, kind=kind)
+    [process] = only(open_reader().read()).processes
+    assert (process.pid, process.mem_mib) == (os.getpid(), 800)
+
+
 def test_process_memory_that_is_not_available_is_none(stub: StubNvml, open_reader: Open) -> None:
     stub.set_gpus([{"proc_mem_known": 0}])
     stub.set_process(os.getpid(), mem_mib=700, sm=5)
@@ -364,6 +372,9 @@ def test_mig_switched_on_and_off_again_leaves_no_ghosts(stub: StubNvml, open_rea
     assert [gpu.uuid for gpu in reader.read().gpus] == ["MIG-a"]
     stub.update(0, mig=0)
     assert [gpu.uuid for gpu in reader.read().gpus] == [stub_uuid(0)]
+    stub.lose(0)
+    for _ in range(3):
+        assert [gpu.uuid for gpu in reader.read().gpus] == [stub_uuid(0)]
 
 
 def test_mig_mode_without_a_mig_device_is_a_problem(stub: StubNvml, open_reader: Open) -> None:

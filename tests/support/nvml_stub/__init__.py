@@ -43,7 +43,7 @@ class StubGpu:
     proc_mem_known: int = 1
     #: An NVML code: what every call on this device answers.  0: it works.
     error: int = 0
-    #: A mask in hex, or "none".
+    #: Masks of 64 CPUs each in hex, the lowest first: "f0f,1"; or "none".
     cpu_affinity: str = "none"
     #: One function's failures: ("GetTemperature", 3).
     fail: tuple[tuple[str, int], ...] = ()

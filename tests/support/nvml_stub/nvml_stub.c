@@ -12,12 +12,15 @@
  *                uuid= name= mem_total_mib= mem_external_mib= mem_reserved_mib= sm_external=
  *                temperature= power_w= mig=0|1 util_supported=0|1 error=CODE
  *                proc_mem_known=0|1     0: usedGpuMemory is "not available"
- *                cpu_affinity=HEX       one mask of up to 64 CPUs; "none": not supported
+ *                cpu_affinity=HEX[,HEX…]  masks of 64 CPUs each, up to 4; "none": not supported
  *                fail=Function:CODE     one nvmlDevice<Function> fails (the line may repeat)
  *                mig_device=UUID,TOTAL_MIB,EXTERNAL_MIB     (may repeat; used where mig=1)
  *   procs/PID  lines "gpu_index mem_mib sm[,sm…] [C|G|M] [mig_uuid]": what a process holds.
  *              Several sm values: several samples; "-": no sample.  A dead process's file is
  *              ignored: its memory returns as a real driver's would.
+ *
+ * As with a real driver, a board that was seen lost (error=15) stays so, whatever the file says,
+ * until NVML is shut down and initialised again.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -47,7 +50,7 @@ typedef struct { char uuid[96]; u64 total, external; } Mig;
 typedef struct {
     int index, mig, util_supported, error, proc_mem_known, affinity_known, nfails, nmigs;
     char uuid[96], name[96];
-    u64 total, external, reserved, affinity;
+    u64 total, external, reserved, affinity[4];
     int sm_external, temperature, power_w;
     struct { char function[64]; int code; } fails[FAILS];
     Mig migs[MIGS];
@@ -56,7 +59,7 @@ typedef struct { int init_error; double hang_s; char driver[80]; int n; Gpu gpus
 typedef struct { int pid, gpu, nsamples, sm[SAMPLES]; u64 mem; char kind; char mig[96]; } Proc;
 
 /* A handle stands for a board, whatever index it has later: an entry in a table of UUIDs. */
-typedef struct { char uuid[96]; } Handle;
+typedef struct { char uuid[96]; int lost; } Handle;
 static Handle handles[64];
 static int initialised;
 
@@ -109,7 +112,10 @@ static void load(State *s) {
         else if (!strcmp(k, "error")) g->error = atoi(v);
         else if (!strcmp(k, "cpu_affinity")) {
             g->affinity_known = isxdigit((unsigned char)v[0]) != 0;
-            g->affinity = strtoull(v, 0, 16);
+            for (int i = 0; i < 4 && isxdigit((unsigned char)*v); i++) {
+                g->affinity[i] = strtoull(v, &v, 16);
+                v += *v == ',';
+            }
         } else if (!strcmp(k, "fail") && g->nfails < FAILS) {
             char *code = strchr(v, ':');
             if (!code) continue;
@@ -191,6 +197,8 @@ static int enter(void *handle, const char *function, State *s, Gpu **gpu, Mig **
         for (int j = 0; g->mig && !found && j < g->nmigs; j++)
             if ((found = !strcmp(g->migs[j].uuid, ((Handle *)handle)->uuid))) *mig = &g->migs[j];
         if (!found) continue;
+        if (g->error == GPU_IS_LOST) ((Handle *)handle)->lost = 1;
+        if (((Handle *)handle)->lost) return GPU_IS_LOST;
         if (g->error) return g->error;
         for (int j = 0; j < g->nfails; j++)
             if (!strcmp(g->fails[j].function, function)) return g->fails[j].code;
@@ -220,7 +228,8 @@ int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     load(&s);
     if (s.init_error) return s.init_error;
-    initialised++;
+    if (!initialised++)
+        for (int i = 0; i < 64; i++) handles[i].lost = 0;
     return OK;
 }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
@@ -456,7 +465,7 @@ int nvmlDeviceGetCpuAffinity(void *handle, unsigned words, unsigned long *to) {
     ENTER("GetCpuAffinity");
     if (!g->affinity_known) return NOT_SUPPORTED;
     memset(to, 0, words * sizeof *to);
-    if (words) to[0] = (unsigned long)g->affinity;
+    for (unsigned i = 0; i < words && i < 4; i++) to[i] = (unsigned long)g->affinity[i];
     return OK;
 }
 
