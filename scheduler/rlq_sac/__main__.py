@@ -168,7 +168,7 @@ def _train(settings: Settings, stop: Any) -> int:
                 import sbx as _sbx  # noqa: F401
         except ImportError as missing:
             raise UnavailableError(
-                f"{missing.name} is not installed", hint=INSTALL_HINT
+                f"cannot import what the training needs: {missing}", hint=INSTALL_HINT
             ) from missing
         result = training.finished(settings)
         if result is not None:

@@ -7,6 +7,7 @@ from, and a checkpoint taken there is a state between two steps, not in the midd
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.metadata
 import os
@@ -456,11 +457,11 @@ def _close(vec_env: VecEnv) -> None:
 
 
 def _new_model(settings: Settings, vec_env: VecEnv) -> OffPolicyAlgorithm:
-    keywords = dict(settings.keywords)
+    keywords = copy.deepcopy(dict(settings.keywords))  # SB3 adds to the dictionaries it is given
     keywords["gradient_steps"] = _gradient_steps(settings)
-    if "activation_fn" in (policy_kwargs := dict(keywords.get("policy_kwargs", {}))):
+    policy_kwargs = keywords.get("policy_kwargs", {})
+    if "activation_fn" in policy_kwargs:
         policy_kwargs["activation_fn"] = _activation(settings.algo, policy_kwargs["activation_fn"])
-        keywords["policy_kwargs"] = policy_kwargs
     model: OffPolicyAlgorithm = _sac(settings.algo)(
         "MlpPolicy", vec_env, seed=settings.seed, device=_torch_device(settings), **keywords
     )
@@ -564,10 +565,12 @@ def _versions(algo: Algo) -> dict[str, str]:
 
 def _check_same_run(settings: Settings, theirs: dict[str, Any], what: str) -> None:
     ours = settings.identity()
-    for name in ours:
-        if theirs.get(name) != ours[name]:
+    ours, theirs = ({**run, **run["set"]} for run in (ours, theirs))
+    for name in sorted((ours.keys() | theirs.keys()) - {"set"}):
+        if theirs.get(name) != ours.get(name):
+            was, now = (run.get(name, "not set") for run in (theirs, ours))
             raise UsageError(
-                f"{what} is of another run: {name} was {theirs.get(name)!r}, now {ours[name]!r}",
+                f"{what} is of another run: {name} was {was}, now {now}",
                 hint="give another --out, or --no-resume to start over in this one",
             )
 

@@ -14,20 +14,9 @@ import pytest
 
 #: Small enough to learn hundreds of steps per second; of the real thing nothing is replaced.
 SMALL = [
-    "--device",
-    "cpu",
-    "--eval-freq",
-    "0",
-    "--eval-episodes",
-    "1",
-    "--set",
-    "learning_starts=20",
-    "--set",
-    "batch_size=16",
-    "--set",
-    "policy_kwargs.net_arch=[16]",
-    "--set",
-    "buffer_size=5000",
+    *("--device", "cpu", "--eval-freq", "0", "--eval-episodes", "1"),
+    *("--set", "learning_starts=20", "--set", "batch_size=16", "--set", "buffer_size=5000"),
+    *("--set", "policy_kwargs.net_arch=[16]"),
 ]
 DEADLINE_S = 120.0
 
