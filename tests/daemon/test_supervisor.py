@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -800,6 +801,12 @@ def test_sigkill_from_outside_alone_is_not_out_of_memory(attempt: Attempt) -> No
     assert (record["signal"], record["oom"]) == (signal.SIGKILL, None)
 
 
+def removed(path: Path) -> bool:
+    with suppress(OSError):
+        path.rmdir()
+    return not path.exists()
+
+
 @pytest.fixture
 def memory_group() -> Iterator[Path]:
     """A control group of 32 MiB that processes may join."""
@@ -818,8 +825,8 @@ def memory_group() -> Iterator[Path]:
             path.rmdir()
             continue
         yield path
-        wait_until((path / "cgroup.procs").read_text, lambda text: not text)
-        path.rmdir()
+        # Busy for an instant after the last process has gone.
+        wait_until(partial(removed, path), bool)
         return
     pytest.skip("cannot make a memory control group here")
 
