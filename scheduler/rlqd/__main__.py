@@ -102,6 +102,9 @@ def _serve(
     is_shared = os.geteuid() == 0 and "RUNTIME_DIRECTORY" in os.environ
     paths.make(shared=is_shared)
     with contextlib.ExitStack() as parts:
+        # First of all: it rates the CPUs since it was made, and the first reading comes soon.
+        host_monitor = host.HostMonitor()
+        parts.callback(host_monitor.close)
         parts.enter_context(lockfile.acquire(paths.lock))
         store = parts.enter_context(Store(paths.database))
         mode = 0o666 if is_shared and check_peer_address() else 0o600
@@ -115,7 +118,6 @@ def _serve(
         reports = parts.enter_context(
             ReportSocket(paths.report_socket, mode=0o666 if is_shared else 0o600)
         )
-        host_monitor = host.HostMonitor()
         nvml = NvmlMonitor()
         sampler = Sampler(
             read_host=host_monitor.read,
