@@ -237,7 +237,7 @@ print("up"); time.sleep(600)
 """
     attempt.start(*python(threads), cpus=[core])
     pid = attempt.command()
-    attempt.said("up")
+    attempt.said("up\n")
     tasks = list(Path(f"/proc/{pid}/task").iterdir())
     assert len(tasks) == 4
     for task in tasks:
@@ -503,7 +503,7 @@ while True: time.sleep(600)
 
 def test_sigterm_goes_to_the_trainer_while_its_workers_live(attempt: Attempt) -> None:
     attempt.start(*python(TRAINER)).command()
-    attempt.said("training")
+    attempt.said("training\n")
     for _ in range(3):  # safe to repeat
         attempt.signal(signal.SIGTERM)
     assert attempt.record()["code"] == 9
@@ -516,7 +516,7 @@ def test_sigterm_reaches_a_trainer_behind_bash(attempt: Attempt, depth: int) -> 
     for _ in range(depth):
         command = ("bash", "-c", '"$@"; echo after', "bash", *command)
     attempt.start(*command).command()
-    attempt.said("training")
+    attempt.said("training\n")
     attempt.signal(signal.SIGTERM)
     record = attempt.record()
     assert (record["code"], record["signal"]) == (None, signal.SIGTERM)
@@ -526,7 +526,7 @@ def test_sigterm_reaches_a_trainer_behind_bash(attempt: Attempt, depth: int) -> 
 def test_sigterm_wakes_a_stopped_tree(attempt: Attempt) -> None:
     attempt.start(*python(TRAINER))
     pid = attempt.command()
-    attempt.said("training")
+    attempt.said("training\n")
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: state_of(pid), lambda state: state == "T")
     attempt.signal(signal.SIGTERM)
@@ -577,7 +577,7 @@ while True:
     env = {"PATH": os.environ["PATH"], "MARK": str(attempt.folder)}
     command = ("sh", "-c", '"$@" & exec sleep 600', "sh", *python(forking))
     attempt.start(*command, env=env).command()
-    attempt.said("up")
+    attempt.said("up\n")
     attempt.signal(signal.SIGUSR1)
     assert attempt.record()["signal"] == signal.SIGKILL
     mark = f"MARK={attempt.folder}\0".encode()
