@@ -213,3 +213,20 @@ def test_the_limit_of_jobs_per_gpu_leaves_a_place_for_the_head() -> None:
     desk.exit(on_a)
     desk.sample(after=10)
     assert both in desk.launched
+
+
+def test_who_need_not_leave_for_the_head_is_reckoned_to_stay() -> None:
+    # It waits for a job of unknown end, which may end at once: then the short one is still
+    # there, and what it has is no room for others beside the head.
+    desk = Desk(replace(FACTS, gpus=(gpu(A),), mem_mib_available=50_000))
+    desk.run(small(mem=14_000))  # nobody knows for how long
+    (head,) = desk.submit(spec(gpus=1, gpu_mem=14_000))
+    (short,) = desk.run(small(mem=6_000, limit=30_000))
+    desk.sample(after=10_000)
+    assert reserved_for(desk) == head
+    beside, too_big = desk.submit(small(mem=4_000), small(mem=3_999))
+    assert beside in desk.launched  # 14,000 + 6,000 + 4,000
+    assert too_big not in desk.launched
+    desk.exit(1)
+    desk.sample(after=10)
+    assert {head, short, beside} <= desk.running()

@@ -166,13 +166,34 @@ def reserve(
     # Jobs without a known end come last, the oldest first: that order does not change as they
     # run, so the reservation stays on one device and is met when that device has emptied.
     by_end = sorted(holdings, key=lambda h: (h.ends_at is None, h.ends_at or Instant(0), h.job_id))
-    for holding in by_end:
+    for number, holding in enumerate(by_end):
         future.give_back(holding.placement, holding.charge, exclusive=holding.exclusive)
         found = place(need, future, policy)
         if isinstance(found, Placement):
+            if holding.ends_at is None:
+                found = _keep_running(need, future, by_end[:number], policy) or found
             future.take(found, need.charge, exclusive=need.exclusive)
             return Reservation(job_id, holding.ends_at, future, policy)
     return None
+
+
+def _keep_running(
+    need: Need, future: Room, released: Sequence[Holding], policy: Policy
+) -> Placement | None:
+    """Put back into `future` the jobs that need not leave for `need` to fit.
+
+    Nobody knows when the last of those it waits for leaves.  It may be at once, and then the
+    others are still there: what they have is no room beside it.
+    """
+    fits: Placement | None = None
+    for holding in reversed(released):
+        future.take(holding.placement, holding.charge, exclusive=holding.exclusive)
+        found = place(need, future, policy)
+        if isinstance(found, Placement):
+            fits = found
+        else:
+            future.give_back(holding.placement, holding.charge, exclusive=holding.exclusive)
+    return fits
 
 
 def shortest(no_room: NoRoom) -> tuple[Shortage, ...]:

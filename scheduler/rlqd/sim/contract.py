@@ -444,8 +444,8 @@ class Contract:
     def _starvation(self, now: Instant) -> None:
         """Once the head is due, it runs when those that ran before it have gone.
 
-        What is started later must have ended by then or leave room beside it.  Ends that came
-        early count from when they were announced for: a backfilled job was promised that long.
+        What is started later must have ended by then or leave room beside it.  A job that ends
+        early counts for as long as was announced: a backfilled job was promised that long.
         """
         if not self.calm or self.closed:
             return
@@ -468,6 +468,10 @@ class Contract:
         self.head.before_it &= {(a.job_id, a.number) for a in self.alive.values()}
         if self.head.before_it:
             self.head.deadline = max(self.head.deadline, now)
+            if self.facts is not None and len(self.facts.gpus) > 1:
+                # Where it is to start may change for a GPU whose end is known by then.
+                ends = [a.ends_at for a in self.alive.values() if a.ends_at is not None]
+                self.head.deadline = max(self.head.deadline, *ends, now)
             return
         demand(
             now <= self.head.deadline + SLACK_MS,
