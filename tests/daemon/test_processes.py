@@ -503,7 +503,7 @@ def test_nothing_is_left_open_after_many_jobs(daemon: Daemon) -> None:
 
 def test_a_launch_does_not_wait_for_the_supervisor(daemon: Daemon) -> None:
     # The wrapper never gets as far as the supervisor: launch must return nevertheless.
-    handle = daemon.launch(daemon.order("true"), wrapper=("sleep", "600"))
+    handle = daemon.launch(daemon.order("true"), wrapper=("sh", "-c", "exec sleep 600"))
     assert daemon.processes.read_ready(handle) is None
     os.kill(handle.pid, signal.SIGKILL)
     error = daemon.end(handle)
