@@ -33,6 +33,7 @@ from rlqd.core.model import (
     Placement,
     Policy,
     ProcessExited,
+    ProcessLost,
     ProcessStarted,
     Refuse,
     ReleaseRequested,
@@ -179,6 +180,10 @@ class Desk:
     def started(self, job_id: int) -> ProcessStarted:
         attempt = self.launched[job_id].attempt
         return ProcessStarted(Instant(0), JobId(job_id), attempt, 1000 + job_id)
+
+    def lost(self, job_id: int) -> ProcessLost:
+        attempt = self.launched[job_id].attempt
+        return ProcessLost(Instant(0), JobId(job_id), attempt, "the machine was rebooted")
 
     def exit(self, job_id: int, *, after: int = 0, code: int = 0) -> list[Action]:
         attempt = self.launched[job_id].attempt

@@ -100,3 +100,10 @@ def test_exclusive_says_who_has_what() -> None:
     (job,) = desk.submit(spec(gpus=1, gpu_mem=1_000))
     (short,) = why(desk, job)
     assert (short.resource, short.gpu, short.note) == ("jobs", A, "a job has it to itself")
+
+
+def test_a_gpu_that_cannot_be_read_just_now_is_no_reason_to_refuse() -> None:
+    desk = Desk(replace(ONE_GPU, gpus_problem="a board does not answer"))
+    (job,) = desk.submit(spec(gpus=2, gpu_mem=1_000))
+    assert job in desk.rows
+    assert why(desk, job)[0].note

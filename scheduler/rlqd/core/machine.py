@@ -138,11 +138,15 @@ class Scheduler:
 
         The shell then reports, for each job that may have a process, what became of it:
         ProcessStarted, ProcessExited, ProcessLost or LaunchVoided.
+
+        The shell's clock may have begun anew (a reboot), so a moment that lies further ahead
+        than it ever can is of the old clock.  And the time that no daemon was there to hear of
+        a start is not counted against it.
         """
         scheduler = cls(policy=policy, now=now)
         for job in rows:
             assert not isinstance(job.state, Finished), job
-            scheduler._enter(job)
+            scheduler._enter(replace(job, state=_on_this_clock(now, job, policy)))
         return scheduler
 
     def step(self, now: Instant, events: Iterable[Event] = ()) -> list[Action]:
@@ -687,6 +691,31 @@ class Scheduler:
         self._delayed.discard(job.id)
         if isinstance(job.state, Pending) and self._queue.contains(job.spec, job.id):
             self._queue.remove(job.spec, job.id)
+
+
+def _on_this_clock(now: Instant, job: Job, policy: Policy) -> State:
+    def at_most(at: Instant, ms: int) -> Instant:
+        return min(at, Instant(now + ms))
+
+    match job.state:
+        case Pending(since=since, not_before=not_before):
+            not_before = at_most(not_before, policy.launch_retry_delay_ms)
+            return replace(job.state, since=min(since, now), not_before=not_before)
+        case Starting():
+            return replace(job.state, deadline=Instant(now + policy.launch_timeout_ms))
+        case Running(since=since, deadline=deadline):
+            if deadline is not None:
+                assert job.spec.time_limit_ms is not None
+                deadline = at_most(deadline, job.spec.time_limit_ms)
+            return replace(job.state, since=min(since, now), deadline=deadline)
+        case Completing(kill_at=kill_at):
+            if kill_at is not None:
+                kill_at = at_most(kill_at, max(job.spec.grace_ms, KILL_AGAIN_MS))
+            return replace(job.state, kill_at=kill_at)
+        case Suspended() | Finished():
+            return job.state
+        case _:
+            assert_never(job.state)
 
 
 class _Since(dict[JobId, Instant]):

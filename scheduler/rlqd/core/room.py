@@ -230,8 +230,8 @@ def is_impossible(need: Need, facts: MachineFacts, policy: Policy) -> str | None
         )
     if need.gpus == 0:
         return None
-    if facts.gpus_problem and not facts.gpus:
-        return None  # they are there, and cannot be read just now: it waits
+    if facts.gpus_problem and need.gpus > len(facts.gpus):
+        return None  # they may be there, and cannot be read just now: it waits
     if need.gpus > len(facts.gpus):
         return f"it asks for {_count(need.gpus, 'GPU')}, this machine has {len(facts.gpus)}"
     if need.charge.sm_pct > policy.sm_pct_limit:
