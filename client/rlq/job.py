@@ -29,6 +29,7 @@ from typing import Any
 __all__ = ["flush", "id", "is_queued", "report"]
 
 SEND_INTERVAL_S = 0.5
+FLUSH_WAIT_S = 0.25
 PAYLOAD_BYTES_MAX = 8 * 1024 - 1
 METRICS_MAX = 32
 METRIC_NAME_CHARS_MAX = 64
@@ -73,13 +74,20 @@ def report(step: int, total: int | None = None, **metrics: float) -> None:
         _waiting = (done, goal, now, _finite(metrics))
         is_final = goal is not None and done >= goal
         if now - _sent_at >= SEND_INTERVAL_S or (is_final and not _sent_final):
-            flush()
+            _send(wait_s=0.0)
     except Exception as error:  # whatever a value's __float__ or __index__ does
         _warn(f"rlq.job.report: {type(error).__name__}: {_shown(error)}")
 
 
 def flush() -> None:
-    """Send now what `report` still holds back.  Done by itself when the interpreter exits."""
+    """Send now what `report` still holds back.  Done by itself when the interpreter exits.
+
+    It waits, at most a quarter of a second, for a daemon that is busy: a result comes only once.
+    """
+    _send(wait_s=FLUSH_WAIT_S)
+
+
+def _send(*, wait_s: float) -> None:
     global _waiting, _sent_at, _sent_final
     held, path = _waiting, os.environ.get("RLQ_REPORT_SOCKET")
     if held is None or not path:
@@ -88,7 +96,8 @@ def flush() -> None:
     _sent_at = time.monotonic()  # whether or not it arrives: a full socket is not hammered
     try:
         payload = _payload(step, total, at_s, metrics)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.settimeout(wait_s)  # 0: not blocking
             sender.sendto(payload, path)
     except OSError:
         return  # the daemon is away or behind; the newest report stays for the next try

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,21 @@ def test_a_daemon_that_does_not_read_does_not_block_the_job(
     assert len(received) < 4999, "the socket's queue was never full: the test shows nothing"
     rlq.job.flush()
     assert [r["step"] for r in inbox.take()] == [5000]
+
+
+def test_a_flush_waits_for_a_daemon_that_is_busy_but_not_for_long(inbox: Inbox) -> None:
+    for step in range(1, 2000):
+        rlq.job._sent_at = -math.inf
+        rlq.job.report(step)
+    assert rlq.job._waiting is not None, (
+        "the socket's queue was never full: the test shows nothing"
+    )
+    rlq.job.flush()  # nobody reads: it gives up and keeps the report
+    reader = threading.Timer(0.02, inbox.take)
+    reader.start()
+    rlq.job.flush()
+    reader.join()
+    assert rlq.job._waiting is None
 
 
 @pytest.mark.parametrize(("value", "expected"), [("7", 7), ("", None), ("x", None), ("-3", None)])

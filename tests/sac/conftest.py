@@ -60,13 +60,18 @@ class Run:
                 )
 
     def finish(self) -> int:
-        code = self.process.wait(DEADLINE_S)
-        self._inbox.setblocking(False)
+        """Hear its reports to the end; the exit code."""
+        deadline = time.monotonic() + DEADLINE_S
+        self._inbox.settimeout(0.05)
         while True:
+            has_ended = self.process.poll() is not None
             try:
                 self.reports.append(json.loads(self._inbox.recv(65536)))
-            except BlockingIOError:
-                return code
+            except TimeoutError:
+                if has_ended:
+                    return self.process.returncode
+                if time.monotonic() > deadline:
+                    pytest.fail(f"it did not end; last report: {self.reports[-1:]}\n{self.text}")
 
     @property
     def text(self) -> str:
