@@ -65,7 +65,7 @@ def _start(where: paths.DaemonPaths, deadline: float) -> None:
     try:
         with open(log_path, "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "rlqd", "--ready-fd", str(ready_write)],
+                [sys.executable, "-P", "-m", "rlqd", "--ready-fd", str(ready_write)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -68,6 +68,7 @@ OTHERS = [
     ["lits"],
     ["--no-such-option"],
     ["--socket"],
+    ["--socket", "", "list"],
     ["list", "--socket", ""],
     *(["list", "--state", bad] for bad in ("", "runing", "PENDING,", "1")),
     *(["list", "--limit", bad] for bad in ("", "-1", "x", "1.5")),

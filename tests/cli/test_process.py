@@ -195,6 +195,13 @@ def test_a_progress_bar_moves_under_the_log(daemon: FakeDaemon) -> None:
         assert text in shown
 
 
+def test_a_locale_that_cannot_show_a_name_is_no_error(daemon: FakeDaemon) -> None:
+    daemon.add(make_job(1, name="日本語"))
+    done = run("list", PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0, done.stderr
+    assert "\\u65e5" in done.stdout
+
+
 # ---- how it ends -------------------------------------------------------------------
 
 

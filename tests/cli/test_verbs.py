@@ -220,7 +220,8 @@ def test_submit_sac_makes_one_job_for_each_seed_as_the_plan_says(
     specs = [spec for spec, _ in daemon.submitted]
     assert [spec.name for spec in specs] == ["sac-Humanoid-v5-s0", "sac-Humanoid-v5-s1"]
     for seed, spec in enumerate(specs):
-        words = spec.argv[1:]
+        assert spec.argv[1] == "-P"  # modules of the user's folder do not shadow the workload's
+        words = spec.argv[2:]
         assert words[:3] == ("-m", "rlq_sac", "train")
         options = dict(zip(words[3::2], words[4::2], strict=False))
         assert options["--seed"] == str(seed)
@@ -233,7 +234,7 @@ def test_submit_sac_makes_one_job_for_each_seed_as_the_plan_says(
         assert (spec.priority, spec.env_given) == (3, ("OMP_NUM_THREADS",))
     asked = (plan / "asked").read_text().split("\0")
     assert asked[0] == "plan"
-    assert asked[1:] == list(specs[0].argv[4:])
+    assert asked[1:] == list(specs[0].argv[5:])
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 1), ("auto", None)])

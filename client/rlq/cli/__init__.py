@@ -9,6 +9,7 @@ Rule 4: exit codes are rlq.errors', and: 1 some of it failed, 124 timed out, 130
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import click
 
 from rlq import __version__
 from rlq.cli.app import App, fail, hint_for, message_of, quiet_exit
-from rlq.errors import RlqError
+from rlq.errors import RlqError, UsageError
 
 #: Verb -> what `rlq --help` says of it: showing that must not import every verb.
 VERBS: dict[str, str] = {
@@ -87,6 +88,9 @@ class LazyGroup(click.Group):
         if "_RLQ_COMPLETE" in os.environ:
             super().main(args, prog_name, complete_var="_RLQ_COMPLETE")
         extra.pop("standalone_mode", None)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A name that the locale cannot show is shown by its code: no reason to fail.
+            sys.stdout.reconfigure(errors="backslashreplace")
         code = 0
         try:
             with self.make_context(prog_name, list(sys.argv[1:] if args is None else args)) as ctx:
@@ -135,6 +139,8 @@ def rlq(ctx: click.Context, socket: str | None, no_autostart: bool) -> None:
     rlq logs -f 1                       what job 1 prints
     rlq why 2                           why job 2 waits
     """
+    if socket == "":
+        raise UsageError("--socket is empty", hint="--socket /path/of/rlqd.sock")
     ctx.obj = App(socket=socket, autostart=not no_autostart)
 
 

@@ -84,7 +84,7 @@ def said_of(job: Job) -> str:
     pct = done_pct(progress)
     parts = [count(progress.step) if pct is None else f"{pct}%"]
     if progress.steps_per_s is not None:
-        parts.append(f"{rate(progress.steps_per_s)} it/s")
+        parts.append(f"{rate(progress.steps_per_s)} steps/s")
     if progress.eta_s is not None:
         parts.append(format_duration(progress.eta_s))
     return " ".join(parts)

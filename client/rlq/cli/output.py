@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -152,11 +154,25 @@ def _line(
     return line
 
 
+#: Where the values of `print_fields` begin.
+FIELD_INDENT = 12
+
+
 def print_fields(fields: Iterable[tuple[str, str]]) -> None:
     """`name   value` lines; a value of several lines is indented; "" is left out."""
     for name, value in fields:
         if value:
-            first, *more = value.split("\n")
-            click.echo(f"{name:<11} {first}")
+            first, *more = [
+                part for line in value.split("\n") for part in folded(line, FIELD_INDENT)
+            ]
+            click.echo(f"{name:<{FIELD_INDENT}}{first}")
             for line in more:
-                click.echo(f"{'':<11} {line}")
+                click.echo(f"{'':<{FIELD_INDENT}}{line}")
+
+
+def folded(text: str, indent: int) -> list[str]:
+    """Lines that fit a terminal beside `indent` columns; one line where nobody looks."""
+    if not stdout_is_terminal():
+        return [text]
+    room = max(20, shutil.get_terminal_size().columns - indent)
+    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -16,7 +15,7 @@ import msgspec
 
 from rlq import __version__, paths
 from rlq.cli.app import App, verb
-from rlq.cli.output import clean, print_json, stdout_is_terminal
+from rlq.cli.output import clean, folded, print_json
 from rlq.errors import RlqError, UnreachableError
 from rlq.protocol import PROTOCOL_VERSION
 from rlq.protocol.messages import DaemonStatus
@@ -56,20 +55,12 @@ def command(app: App) -> None:
             if os.environ.get("NO_COLOR"):
                 word = click.unstyle(word)
             said = [check.detail, *([f"hint: {check.hint}"] if check.hint else [])]
-            lines = [line for text in said for line in folded(clean(text))]
+            lines = [line for text in said for line in folded(clean(text), INDENT)]
             click.echo(f"{word}  {check.name:<9} {lines[0]}")
             for line in lines[1:]:
                 click.echo(f"{'':<{INDENT}}{line}")
     if failed:
         raise click.exceptions.Exit(1)
-
-
-def folded(text: str) -> list[str]:
-    """Lines that fit beside the name of a check; whole where nobody looks."""
-    if not stdout_is_terminal():
-        return [text]
-    room = max(20, shutil.get_terminal_size().columns - INDENT)
-    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def run_checks(app: App) -> Iterator[Check]:
@@ -123,7 +114,7 @@ def check_daemon(app: App) -> Iterator[Check]:
     yield Check("daemon", "ok", f"rlqd {pong.version}, pid {pong.pid}, on {socket}")
     yield check_versions(pong.version, pong.protocol)
     yield from check_status(status)
-    if machine.nvml_problem:
+    if machine.nvml_problem and has_nvidia_driver():
         yield Check("daemon", "warn", machine.nvml_problem, "see the nvml check below")
     for gpu in machine.gpus:
         if gpu.problem:
@@ -160,8 +151,11 @@ def check_status(status: DaemonStatus) -> Iterator[Check]:
         yield Check("drain", "warn", "draining: nothing new starts", "`rlq drain --off` ends it")
 
 
+def has_nvidia_driver() -> bool:
+    return os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl")
+
+
 def check_nvml() -> Check:
-    has_driver = os.path.exists("/proc/driver/nvidia/version") or os.path.exists("/dev/nvidiactl")
     try:
         import pynvml
 
@@ -169,7 +163,7 @@ def check_nvml() -> Check:
     except ImportError as error:
         return Check("nvml", "fail", f"cannot import pynvml: {error}", "pip install nvidia-ml-py")
     except pynvml.NVMLError as error:
-        if not has_driver:
+        if not has_nvidia_driver():
             return Check("nvml", "ok", "no NVIDIA driver: jobs run on the CPU")
         return Check(
             "nvml",

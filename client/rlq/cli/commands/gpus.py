@@ -33,9 +33,9 @@ def command(app: App) -> None:
     if not stdout_is_terminal():
         print_plain(machine)
         return
-    if machine.nvml_problem:
-        warn(clean(machine.nvml_problem))
     if machine.gpus:
+        if machine.nvml_problem:
+            warn(clean(machine.nvml_problem))
         print_table(
             [
                 *(Column("GPU"), Column("NAME", least=10), Column("SM", "right")),
@@ -44,8 +44,9 @@ def command(app: App) -> None:
             ],
             list(rows_of(machine.gpus)),
         )
-    elif not machine.nvml_problem:
-        click.echo("no GPU; jobs run on the CPU")
+    else:
+        why = f": {clean(machine.nvml_problem)}" if machine.nvml_problem else ""
+        click.echo(f"no GPU{why}; jobs run on the CPU")
     click.echo()
     click.echo(host_line(machine.host))
 

@@ -205,7 +205,8 @@ def command(
     def argv_for(seed: int, verb: str) -> list[str]:
         run = Path(folder, out).expanduser() / f"sac-{env_id.replace('/', '-')}-{algo}-s{seed}"
         return [
-            *(sys.executable, "-m", "rlq_sac", verb, *training),
+            # -P: a random.py in the user's folder must not become the workload's.
+            *(sys.executable, "-P", "-m", "rlq_sac", verb, *training),
             *("--seed", str(seed), "--out", str(run)),
         ]
 
