@@ -15,6 +15,7 @@ Inherited values of these are overridden; a value the user gave with --env never
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -96,7 +97,7 @@ def order(
         gid=account.gid,
         groups=account.groups,
         cpus=launch.placement.cores,
-        log_path=log_path(spec, row.id, logs_dir),
+        log_path=log_path(spec, row.id, row.uid, logs_dir),
         log_mib_max=spec.log_mib_max or config.defaults.log_mib_max,
         oom_score_adj=JOB_OOM_SCORE_ADJ,
     )
@@ -184,8 +185,16 @@ def _version(text: str | None) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def log_path(spec: JobSpec, job_id: int, logs_dir: str) -> str:
-    """Where the job's output goes; `%j` is its id, `%x` its name, as in Slurm."""
+def log_path(spec: JobSpec, job_id: int, uid: int, logs_dir: str) -> str:
+    """Where the job's output goes; `%j` is its id, `%x` its name, as in Slurm.
+
+    Args:
+        logs_dir: for the daemon's own user; another user's log is opened as that user, and so
+            is kept in that user's home.
+    """
+    if uid != os.geteuid():
+        with contextlib.suppress(KeyError):
+            logs_dir = f"{pwd.getpwuid(uid).pw_dir}/.local/state/rlq/logs"
     pattern = spec.log_path or f"{logs_dir}/%j.log"
     name = re.sub(r"[^\w.+-]", "_", spec.name) or str(job_id)
     return pattern.replace("%j", str(job_id)).replace("%x", name)

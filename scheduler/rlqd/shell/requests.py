@@ -183,7 +183,7 @@ class Desk:
             return wire.Submitted(
                 ids=tuple(job_id for _, job_id in change.incoming),
                 log_paths=tuple(
-                    launching.log_path(spec, job_id, self.logs_dir)
+                    launching.log_path(spec, job_id, change.peer.uid, self.logs_dir)
                     for spec, job_id in change.incoming
                 ),
                 warnings=tuple(change.warnings),

@@ -112,7 +112,7 @@ class Views:
             usage=usage,
             progress=progress,
             pid=pid,
-            log_path="" if is_hidden else launching.log_path(spec, row.id, self.logs_dir),
+            log_path="" if is_hidden else launching.log_path(spec, row.id, row.uid, self.logs_dir),
         )
 
     def usage(self, job: model.Job) -> Usage | None:
