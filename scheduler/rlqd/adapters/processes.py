@@ -187,7 +187,9 @@ class Processes:
         self._run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._program = self._compile()
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        self._news: dict[int, bytearray] = {}  # by ready_fd; gone once it is closed
+        #: What has come through each open ready pipe, by attempt and not by descriptor: its
+        #: number is another launch's as soon as it is closed.
+        self._news: dict[tuple[int, int], bytearray] = {}
         self._failures: dict[tuple[int, int], LaunchError] = {}
 
     def folder(self, job: int, attempt: int) -> Path:
@@ -236,7 +238,7 @@ class Processes:
                     f"cannot start the job's supervisor: {os.strerror(number)}",
                     number in _PASSING,
                 )
-        self._news[ready_fd] = bytearray()
+        self._news[key] = bytearray()
         return Handle(
             job=order.job, attempt=order.attempt, pid=pid, pidfd=pidfd, ready_fd=ready_fd
         )
@@ -248,10 +250,10 @@ class Processes:
         before anything else is opened.
         """
         fd = handle.ready_fd
-        if fd is None or fd not in self._news:
-            return None
         key = (handle.job, handle.attempt)
-        buffer = self._news[fd]
+        if fd is None or key not in self._news:
+            return None
+        buffer = self._news[key]
         try:
             while part := os.read(fd, 65536):
                 buffer += part
@@ -430,7 +432,8 @@ class Processes:
         )
 
     def _close_ready(self, handle: Handle) -> None:
-        if handle.ready_fd is not None and self._news.pop(handle.ready_fd, None) is not None:
+        key = (handle.job, handle.attempt)
+        if handle.ready_fd is not None and self._news.pop(key, None) is not None:
             os.close(handle.ready_fd)
 
     # ---- the attempt folder --------------------------------------------------------

@@ -29,14 +29,16 @@ class Attempts:
     sampler: Sampler
     live: dict[model.JobId, Live]
     _handles: dict[model.JobId, Handle] = field(default_factory=dict[model.JobId, Handle])
-    _fds: dict[int, model.JobId] = field(default_factory=dict[int, model.JobId])
+    #: Whose a polled descriptor is.  A handle's own numbers do not tell: its ready pipe is
+    #: closed early, and the number then is the next launch's.
+    _watched: dict[int, Handle] = field(default_factory=dict[int, Handle])
     _ended: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
 
     def jobs_by_supervisor(self) -> dict[int, model.JobId]:
         return {handle.pid: job_id for job_id, handle in self._handles.items()}
 
     def watches(self, fd: int) -> bool:
-        return fd in self._fds
+        return fd in self._watched
 
     # ---- orders --------------------------------------------------------------------
 
@@ -69,13 +71,13 @@ class Attempts:
 
     def news(self, fd: int, now: model.Instant) -> list[model.Event]:
         """`fd`, one of ours, is readable: what happened."""
-        job_id = self._fds[fd]
-        handle = self._handles[job_id]
+        handle = self._watched[fd]
+        job_id = model.JobId(handle.job)
         if fd == handle.ready_fd:
             return self._launch_news(handle, now)
-        self._unwatch(handle.pidfd)
-        self._unwatch(handle.ready_fd)
-        del self._handles[job_id]
+        self._unwatch(handle)
+        if self._handles.get(job_id) is handle:
+            del self._handles[job_id]
         self._tell_sampler()
         end = self.processes.reap(handle)
         match end:
@@ -93,11 +95,11 @@ class Attempts:
         job_id = model.JobId(handle.job)
         assert handle.ready_fd is not None
         # The last word closes the descriptor, so it must not be polled by then.
-        self._unwatch(handle.ready_fd)
+        self._unwatch_one(handle.ready_fd, handle)
         said = self.processes.read_ready(handle)
         match said:
             case None:
-                self._watch(handle.ready_fd, job_id)
+                self._watch(handle.ready_fd, handle)
                 return []
             case processes.Started(pid=pid, command_pid=command_pid):
                 if job_id in self.live:
@@ -134,8 +136,7 @@ class Attempts:
     def forget(self) -> None:
         """Let go of every process without touching it: `recover` finds them again."""
         for handle in self._handles.values():
-            self._unwatch(handle.pidfd)
-            self._unwatch(handle.ready_fd)
+            self._unwatch(handle)
             self.processes.release(handle)
         self._handles.clear()
         self._ended.clear()
@@ -161,19 +162,24 @@ class Attempts:
     # ---- inside --------------------------------------------------------------------
 
     def _adopt(self, handle: Handle) -> None:
-        job_id = model.JobId(handle.job)
-        self._handles[job_id] = handle
-        self._watch(handle.pidfd, job_id)
+        self._handles[model.JobId(handle.job)] = handle
+        self._watch(handle.pidfd, handle)
         if handle.ready_fd is not None:
-            self._watch(handle.ready_fd, job_id)
+            self._watch(handle.ready_fd, handle)
         self._tell_sampler()
 
-    def _watch(self, fd: int, job_id: model.JobId) -> None:
-        self._fds[fd] = job_id
+    def _watch(self, fd: int, handle: Handle) -> None:
+        self._watched[fd] = handle
         self.poller.register(fd, zmq.POLLIN)
 
-    def _unwatch(self, fd: int | None) -> None:
-        if fd is not None and self._fds.pop(fd, None) is not None:
+    def _unwatch(self, handle: Handle) -> None:
+        self._unwatch_one(handle.pidfd, handle)
+        if handle.ready_fd is not None:
+            self._unwatch_one(handle.ready_fd, handle)
+
+    def _unwatch_one(self, fd: int, handle: Handle) -> None:
+        if self._watched.get(fd) is handle:
+            del self._watched[fd]
             self.poller.unregister(fd)
 
     def _tell_sampler(self) -> None:
