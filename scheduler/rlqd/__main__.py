@@ -118,7 +118,7 @@ def _serve(
         reports = parts.enter_context(
             ReportSocket(paths.report_socket, mode=0o666 if is_shared else 0o600)
         )
-        nvml = NvmlMonitor()
+        nvml = NvmlMonitor(retry_s=config.monitor.period_ms / 100)
         sampler = Sampler(
             read_host=host_monitor.read,
             read_gpus=nvml.read,

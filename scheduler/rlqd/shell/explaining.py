@@ -73,7 +73,11 @@ def _short_words(core: Scheduler, short: placement.Shortage) -> str:
     if short.gpu is not None:
         where = f" on GPU {_indices(core).get(short.gpu, '?')}"
     if short.resource == "gpu":
-        return f"a GPU: GPU{where.removeprefix(' on GPU')}: {short.note}" if where else short.note
+        if where:
+            return f"a GPU: GPU{where.removeprefix(' on GPU')}: {short.note}"
+        # Of a failing driver the core knows that the GPUs cannot be read; here it says why.
+        why = core.facts.gpus_problem if core.facts is not None else ""
+        return f"a GPU: {why or short.note}"
     if short.resource == "jobs":
         return f"other jobs to end{where} ({short.note})"
     return (

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
@@ -57,6 +58,8 @@ RETRY_MS = 2_000
 #: Free space of the state folder is looked at this often, and this little is too little.
 DISK_PERIOD_MS = 10_000
 DISK_MIB_MIN = 32
+#: The driver of idle boards takes seconds to wake up; systemd and users wait meanwhile.
+FIRST_READINGS_MS = 3_000
 STATUS_PERIOD_MS = 10_000
 WAIT_MS_MAX = 30_000
 MESSAGES_PER_TURN = 512
@@ -175,6 +178,18 @@ class Pump:
         self._draining = self.store.meta("draining") == "1"
         self._recover()
         self.sampler.start()
+        self._await_readings()
+
+    def _await_readings(self) -> None:
+        """Know the machine before anybody is served: what it can never run is refused at
+        submission.  Not for ever: a driver may hang, and the CPU's jobs need no GPU."""
+        patience = monotonic_ms() + FIRST_READINGS_MS
+        while (left_ms := patience - monotonic_ms()) > 0:
+            select.select([self.sampler], [], [], left_ms / 1000)
+            self.sampler.drain()
+            if self.sampler.host() is not None and self.sampler.gpus() is not None:
+                break
+        self._take_readings(monotonic_ms())
 
     def run(self) -> None:
         """Until SIGTERM or a Stop request.  Running jobs run on."""
