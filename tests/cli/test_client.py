@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from rlq.errors import (
 )
 from rlq.protocol import messages as m
 from rlq.protocol.states import JobState
-from rlq.transport import ConnectionLostError, is_answering
+from rlq.transport import Connection, ConnectionLostError, is_answering
 
 
 def test_a_submission_carries_command_environment_folder_and_umask(
@@ -230,6 +232,14 @@ def test_a_socket_file_without_a_daemon_is_told_at_once(short_tmp: Path) -> None
         with pytest.raises(UnreachableError) as caught, Client(path, timeout_s=60) as client:
             client.ping()
     assert "left over" in (caught.value.hint or "")
+
+
+def test_a_daemon_that_goes_before_the_connection_is_made_is_noticed(short_tmp: Path) -> None:
+    """ZeroMQ itself would try to connect for ever, and tell nobody."""
+    with closing(Connection(short_tmp / "nobody.sock")) as connection:
+        connection.send(b"1", m.Ping())
+        with pytest.raises(ConnectionLostError):
+            connection.receive(time.monotonic() + 60)
 
 
 @pytest.mark.parametrize("name", ["nothing", "x" * 120, "folder/inside"])
