@@ -146,8 +146,18 @@ class Contract:
     def observe(self, now: Instant, events: Sequence[Event], actions: Sequence[Action]) -> None:
         for event in events:
             self._event(now, event)
-        self._replies(events, actions)
+        asked = self._answered(events, actions)
+        # What a request does comes before its answer: take them together, answer first.
+        segment: list[Action] = []
         for action in actions:
+            segment.append(action)
+            if isinstance(action, Accept | Refuse):
+                if isinstance(action, Accept):
+                    self._accepted(asked[action.request])
+                for one in segment:
+                    self._action(now, one)
+                segment.clear()
+        for action in segment:
             self._action(now, action)
         self._starvation(now)
 
@@ -204,7 +214,8 @@ class Contract:
 
     # ---- requests and their answers ------------------------------------------------
 
-    def _replies(self, events: Sequence[Event], actions: Sequence[Action]) -> None:
+    def _answered(self, events: Sequence[Event], actions: Sequence[Action]) -> dict[int, Event]:
+        """The requests by number, each of which has exactly one answer."""
         asked: dict[int, Event] = {}
         for event in events:
             match event:
@@ -222,10 +233,7 @@ class Contract:
                     pass
         answers = Counter(a.request for a in actions if isinstance(a, Accept | Refuse))
         demand(answers == Counter(asked.keys()), f"asked {list(asked)}, answered {answers}")
-        accepted = {a.request for a in actions if isinstance(a, Accept)}
-        for request, event in asked.items():
-            if request in accepted:
-                self._accepted(event)
+        return asked
 
     def _accepted(self, event: Event) -> None:
         match event:

@@ -63,7 +63,7 @@ from rlqd.core.model import (
 from rlqd.sim.contract import Contract, ContractViolation
 from rlqd.sim.faults import Faults
 
-JOBS = 12
+JOBS = 10
 FAULTY_MS = 60_000
 CALM_MS = 900_000
 SAMPLE_MS = 1_000
