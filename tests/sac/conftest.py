@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -33,6 +34,7 @@ class Run:
         env = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",
             "RLQ_REPORT_SOCKET": str(path),
             "RLQ_JOB_ID": "7",
             "RLQ_ATTEMPT": str(number),
@@ -55,9 +57,7 @@ class Run:
             try:
                 self.reports.append(json.loads(self._inbox.recv(65536)))
             except TimeoutError:
-                pytest.fail(
-                    f"step {step} was not reported; last: {self.reports[-1:]}\n{self.text}"
-                )
+                self._fail(f"step {step} was not reported")
 
     def finish(self) -> int:
         """Hear its reports to the end; the exit code."""
@@ -71,7 +71,12 @@ class Run:
                 if has_ended:
                     return self.process.returncode
                 if time.monotonic() > deadline:
-                    pytest.fail(f"it did not end; last report: {self.reports[-1:]}\n{self.text}")
+                    self._fail("it did not end")
+
+    def _fail(self, message: str) -> NoReturn:
+        self.process.send_signal(signal.SIGABRT)  # faulthandler says where it hangs
+        self.process.wait(DEADLINE_S)
+        pytest.fail(f"{message}; last report: {self.reports[-1:]}\n{self.text}")
 
     @property
     def text(self) -> str:
