@@ -13,6 +13,9 @@ training code can import it anywhere.
 A report is one JSON datagram to the socket named by RLQ_REPORT_SOCKET (docs/protocol.md). Every
 send opens a socket of its own: at two sends per second that costs nothing, and there is nothing
 to go wrong when the job forks, closes all its descriptors, or outlives the daemon.
+
+This file also serves the hooks (rlq/hooks), which load it by its path into programs whose
+Python has no rlq: it has to run on Python 3.8 and may import nothing of ours.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import os
 import socket
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["flush", "id", "is_queued", "report"]
 
@@ -35,7 +38,8 @@ METRICS_MAX = 32
 METRIC_NAME_CHARS_MAX = 64
 STEP_MAX = 2**63 - 1
 
-_Report = tuple[int, "int | None", float, dict[str, float]]
+if TYPE_CHECKING:  # Python 3.8 cannot subscript these when it runs
+    _Report = tuple[int, int | None, float, dict[str, float]]
 
 #: The newest report that has not been sent.  One reference, replaced as a whole: threads may
 #: call `report` without a lock, and a lock held at a fork would hang the child.
@@ -44,6 +48,8 @@ _sent_at = -math.inf
 #: The last report sent said that the work is done: the next one like it can wait.
 _sent_final = False
 _has_warned = False
+#: The program has called `report`: the hooks leave the reporting to it.
+_has_reported = False
 
 
 def report(step: int, total: int | None = None, **metrics: float) -> None:
@@ -58,9 +64,10 @@ def report(step: int, total: int | None = None, **metrics: float) -> None:
         total: steps of the whole work; None: not known.
         metrics: at most 32 numbers to show beside it; numpy scalars and the like will do.
     """
-    global _waiting
+    global _waiting, _has_reported
     if "RLQ_REPORT_SOCKET" not in os.environ:
         return
+    _has_reported = True
     try:
         now = time.monotonic()
         done = _whole(step)
@@ -146,7 +153,7 @@ def _whole(value: Any) -> int | None:
     """`value` as an integer from 0 to STEP_MAX, or None; 7e5 and numpy's integers will do."""
     try:
         whole = int(value)
-        is_whole = not isinstance(value, str | bytes) and whole == value
+        is_whole = not isinstance(value, (str, bytes)) and whole == value
     except (TypeError, ValueError, OverflowError):
         return None
     return whole if is_whole and 0 <= whole <= STEP_MAX else None
