@@ -658,7 +658,8 @@ class Pump:
         try:
             self.config = self.reload()
         except RlqError as error:
-            log.error("the configuration is left as it was: %s", error)
+            hint = f" (hint: {error.hint})" if error.hint else ""
+            log.error("the configuration is left as it was: %s%s", error, hint)
         else:
             self.core.policy = rows.core_policy(self.config)
             self.views.config = self.desk.config = self.config
