@@ -150,6 +150,7 @@ def train_command(**given: Any) -> None:
 
 def _train(settings: Settings, stop: Any) -> int:
     from rlq_sac.environments import INSTALL_HINT, spaces_of
+    from rlq_sac.identity import finished
     from rlq_sac.plan import plan
 
     spaces_of(settings.env)  # says what is wrong with it before seconds of imports
@@ -161,6 +162,9 @@ def _train(settings: Settings, stop: Any) -> int:
     try:
         if not settings.resume:
             _set_aside(settings.out)
+        result = finished(settings)
+        if result is not None:
+            return _already(settings, result)
         try:
             from rlq_sac import training
 
@@ -170,9 +174,6 @@ def _train(settings: Settings, stop: Any) -> int:
             raise UnavailableError(
                 f"cannot import what the training needs: {missing}", hint=INSTALL_HINT
             ) from missing
-        result = training.finished(settings)
-        if result is not None:
-            return _already(settings, result)
         (settings.out / "result.json").unlink(missing_ok=True)  # of fewer steps than now asked
         return training.train(settings, stop)
     finally:

@@ -24,8 +24,8 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 import rlq.job
-from rlq.errors import RefusedError, UnavailableError, UsageError
-from rlq_sac import checkpoints, random_state, replay, results
+from rlq.errors import RefusedError, UnavailableError
+from rlq_sac import checkpoints, identity, random_state, replay, results
 from rlq_sac.environments import make, make_in_worker
 from rlq_sac.plan import steps_run
 from rlq_sac.results import CurvePoint
@@ -64,7 +64,9 @@ def train(settings: Settings, stop: StopRequest) -> int:
     folder = settings.out / "checkpoints"
     checkpoint = checkpoints.newest(folder, warn) if settings.resume else None
     if checkpoint is not None:
-        _check_same_run(settings, checkpoint.state["identity"], f"checkpoint {checkpoint.path}")
+        identity.check_same_run(
+            settings, checkpoint.state["identity"], f"checkpoint {checkpoint.path}"
+        )
     _limit_threads()
     _check_device(settings)
     # A resumed run takes its generators' states from the checkpoint.
@@ -91,19 +93,6 @@ def train(settings: Settings, stop: StopRequest) -> int:
         _close(vec_env)
         if eval_env is not None:
             eval_env.close()
-
-
-def finished(settings: Settings) -> dict[str, Any] | None:
-    """The result of this very run, if it has got as far as is asked for.
-
-    Raises:
-        UsageError: it is the result of another run.
-    """
-    result = results.read_result(settings.out / "result.json")
-    if result is None:
-        return None
-    _check_same_run(settings, result["identity"], f"result {settings.out / 'result.json'}")
-    return result if result["steps"] >= settings.steps else None
 
 
 class _Training:
@@ -561,18 +550,6 @@ def _versions(algo: Algo) -> dict[str, str]:
 
 
 # ---- words -------------------------------------------------------------------------
-
-
-def _check_same_run(settings: Settings, theirs: dict[str, Any], what: str) -> None:
-    ours = settings.identity()
-    ours, theirs = ({**run, **run["set"]} for run in (ours, theirs))
-    for name in sorted((ours.keys() | theirs.keys()) - {"set"}):
-        if theirs.get(name) != ours.get(name):
-            was, now = (run.get(name, "not set") for run in (theirs, ours))
-            raise UsageError(
-                f"{what} is of another run: {name} was {was}, now {now}",
-                hint="give another --out, or --no-resume to start over in this one",
-            )
 
 
 def _one_line(error: BaseException) -> str:
