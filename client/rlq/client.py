@@ -131,6 +131,7 @@ class Client:
         grace: specs.Span | None = None,
         requeue: bool = False,
         held: bool = False,
+        hooks: bool = True,
         log: str | os.PathLike[str] | None = None,
         log_max: specs.Size | None = None,
     ) -> int:
@@ -144,6 +145,7 @@ class Client:
             gpu_mem, mem, log_max: "2G", or MiB.
             sm: "30%", or per cent of each GPU's multiprocessors.
             time_limit, grace: a timedelta, or text such as "2h30m" ("30" is minutes).
+            hooks: let its Python programs report by themselves (docs/reporting.md).
             log: `%j` in it becomes the job's id, `%x` its name.
 
         Raises:
@@ -168,6 +170,7 @@ class Client:
             grace=grace,
             requeue=requeue,
             held=held,
+            hooks=hooks,
             log=log,
             log_max=log_max,
         )

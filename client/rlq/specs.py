@@ -67,6 +67,7 @@ def make_spec(
     grace: Span | None = None,
     requeue: bool = False,
     held: bool = False,
+    hooks: bool = True,
     log: str | os.PathLike[str] | None = None,
     log_max: Size | None = None,
 ) -> JobSpec:
@@ -107,6 +108,7 @@ def make_spec(
         grace_ms=grace_ms,
         requeue=requeue,
         held=held,
+        hooks=hooks,
         env_given=tuple(variables),
         log_path=log_path,
         log_mib_max=_mib("log_max", log_max),
