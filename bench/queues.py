@@ -17,14 +17,14 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 from bench.daemon import ONE_CORE, PrivateRlqd, rlq_command
-from bench.slurm import Slurm
+from bench.slurm import Slurm, free_port
 from bench.stamps import wait_for
 
 
@@ -149,8 +149,7 @@ class Gflow(_InFolder):
         return [str(self._bin / "gbatch"), *after, *job]
 
     def __enter__(self) -> Self:
-        port = str(20_000 + os.getpid() % 20_000)
-        self._run("gflowd", "init", "--yes", "--host", "127.0.0.1", "--port", port)
+        self._run("gflowd", "init", "--yes", "--host", "127.0.0.1", "--port", str(free_port()))
         self._run("gflowd", "start")
         return self
 
@@ -209,7 +208,7 @@ def _program(name: str) -> str:
 
 
 #: Name -> what makes it, and how it is installed.
-RIVALS: dict[str, tuple[type[TaskSpooler | Nq | Gflow | SlurmQueue], str]] = {
+RIVALS: dict[str, tuple[Callable[[], Queue], str]] = {
     "task-spooler": (TaskSpooler, "apt-get install task-spooler"),
     "nq": (Nq, "apt-get install nq"),
     "gflow": (

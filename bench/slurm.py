@@ -48,6 +48,14 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
+def free_port() -> int:
+    """One of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class Slurm:
     """`start`, then `env` finds it.
 
@@ -64,13 +72,12 @@ class Slurm:
         self.folder = Path(tempfile.mkdtemp(prefix="rlq-slurm-"))
         self.folder.chmod(0o755)  # munged refuses a socket that others cannot reach
         self.conf = self.folder / "slurm.conf"
-        base = 20_000 + os.getpid() % 20_000
         self.conf.write_text(
             _CONF.format(
                 host=socket.gethostname().partition(".")[0],
                 folder=self.folder,
-                port=base,
-                node_port=base + 1,
+                port=free_port(),
+                node_port=free_port(),
                 cpus=cpus,
             )
         )
