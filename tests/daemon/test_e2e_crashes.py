@@ -67,6 +67,7 @@ class Customer:
         seconds = rng.choice([0, 0, 0.05, 0.2, 0.6])
         script = f'echo "$RLQ_JOB_ID $RLQ_ATTEMPT" >> {self.out}; sleep {seconds}; exit {code}'
         while True:
+            job: int | None
             try:
                 job = client.submit(["sh", "-c", script], name=name, gpus=0)
             except UnreachableError:

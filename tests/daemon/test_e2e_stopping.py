@@ -42,6 +42,9 @@ TREE = (
 )
 
 
+WORK = "while :; do sleep 0.02; done"
+
+
 def pids_in(path: Path, count: int) -> list[int]:
     return wait_until(
         lambda: [int(x) for x in path.read_text().split()] if path.exists() else [],
@@ -92,7 +95,7 @@ def test_a_job_that_ends_takes_its_daemons_with_it(tmp_path: Path) -> None:
 
 def test_the_grace_period_is_for_saying_goodbye(tmp_path: Path) -> None:
     saved = tmp_path / "checkpoint"
-    script = f"trap 'echo saved > {saved}; exit 0' TERM; touch {tmp_path}/up; while :; do sleep 0.02; done"
+    script = f"trap 'echo saved > {saved}; exit 0' TERM; touch {tmp_path}/up; {WORK}"
     with Rlqd(tmp_path) as d:
         client = d.client()
         job = client.submit(["sh", "-c", script], grace="1h")
@@ -104,7 +107,7 @@ def test_the_grace_period_is_for_saying_goodbye(tmp_path: Path) -> None:
 
 
 def test_a_second_cancel_with_now_ends_the_grace_period(tmp_path: Path) -> None:
-    script = f"trap '' TERM; touch {tmp_path}/up; while :; do sleep 0.02; done"
+    script = f"trap '' TERM; touch {tmp_path}/up; {WORK}"
     with Rlqd(tmp_path) as d:
         client = d.client()
         job = client.submit(["sh", "-c", script], grace="1h")
@@ -125,13 +128,13 @@ def test_the_time_limit_asks_and_then_kills(tmp_path: Path) -> None:
             [
                 "sh",
                 "-c",
-                f"trap 'echo saved > {saved}; exit 0' TERM; while :; do sleep 0.02; done",
+                f"trap 'echo saved > {saved}; exit 0' TERM; {WORK}",
             ],
             time_limit="1s",
             grace="1h",
         )
         deaf = client.submit(
-            ["sh", "-c", "trap '' TERM; while :; do sleep 0.02; done"],
+            ["sh", "-c", f"trap '' TERM; {WORK}"],
             time_limit="1s",
             grace="300ms",
         )
@@ -175,30 +178,34 @@ def test_a_paused_job_stands_still_and_can_be_cancelled(tmp_path: Path) -> None:
         d.until_state(client, job, JobState.CANCELLED)
 
 
-TORCH_OOM = """Traceback (most recent call last):
+TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 12, in <module>
     model.learn(total_timesteps=700_000)
-torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity
 """
-XLA_OOM = """jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to \
-allocate 17179869184 bytes.
-"""
-HOST_OOM = "numpy.core._exceptions.MemoryError: Unable to allocate 5.61 GiB\n"
+TORCH_OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+XLA_OOM = "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17 bytes.\n"
+NUMPY_OOM = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 5.61 GiB for an array\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "gpus", "memory"), [(TORCH_OOM, 1, "GPU"), (XLA_OOM, 1, "GPU"), (HOST_OOM, 0, "host")]
+    ("text", "gpus", "memory"),
+    [
+        (TORCH_OOM, 1, "GPU"),
+        (XLA_OOM, 1, "GPU"),
+        (NUMPY_OOM, 0, "host"),
+        ("MemoryError\n", 0, "host"),
+    ],
+    ids=["torch", "xla", "numpy", "python"],
 )
 def test_running_out_of_memory_is_told_as_the_reason(
     tmp_path: Path, text: str, gpus: int, memory: str
 ) -> None:
-    code = f"import sys; sys.stderr.write({text!r}); sys.exit(1)"
+    code = f"import sys; sys.stderr.write({TRACEBACK + text!r}); sys.exit(1)"
     with Rlqd(tmp_path, gpus=[{}]) as d:
         client = d.client()
         out = client.submit([sys.executable, "-c", code], gpus=gpus)
-        survived = client.submit(
-            [sys.executable, "-c", code.replace("exit(1)", "exit(0)")], gpus=gpus
-        )
+        caught = code.replace("exit(1)", "exit(0)")
+        survived = client.submit([sys.executable, "-c", caught], gpus=gpus)
         done, fine = client.wait([out, survived], timeout=60)
         assert (done.state, done.exit_code) == (JobState.OUT_OF_MEMORY, 1)
         assert f"{memory} memory" in done.reason

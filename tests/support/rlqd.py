@@ -124,8 +124,17 @@ class Rlqd:
         read_fd = self.spawn()
         with os.fdopen(read_fd, "rb") as ready:
             answer = ready.readline().decode()
-        assert answer == "ready\n", f"{answer}\n{self.log()}"
+        if answer != "ready\n":
+            self._bury()
+            raise AssertionError(f"{answer}\n{self.log()}")
         return self
+
+    def _bury(self) -> None:
+        for client in self._clients:
+            client.close()
+        if self.process is not None and self.process.poll() is None:
+            self.kill9()
+        self._short.cleanup()
 
     def spawn(self) -> int:
         """Start it and do not wait; the descriptor tells "ready", or the error."""
@@ -240,11 +249,7 @@ class Rlqd:
         try:
             self._end_jobs()
         finally:
-            for client in self._clients:
-                client.close()
-            if self.process is not None and self.process.poll() is None:
-                self.kill9()
-            self._short.cleanup()
+            self._bury()
             if error is not None:
                 print(self.log())
 
