@@ -165,6 +165,7 @@ class Client:
             ),
             name=name,
             cwd=cwd,
+            env=env,
             set_env=set_env,
             priority=priority,
             grace=grace,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from rlq import frameworks
 from rlq.errors import UsageError
 from rlq.protocol import units
 from rlq.protocol.messages import JobSpec, Resources
@@ -62,6 +63,7 @@ def make_spec(
     resources: Resources,
     name: str = "",
     cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
     set_env: Mapping[str, str] | None = None,
     priority: int = 0,
     grace: Span | None = None,
@@ -72,7 +74,8 @@ def make_spec(
     log_max: Size | None = None,
 ) -> JobSpec:
     """One job.  `set_env`: on top of the environment it is submitted with, and left as it is by
-    rlqd.  `cwd`: None is the current one, by the name the shell has for it.
+    rlqd.  `env`: that environment (None: this process's), only looked at, to find the command's
+    Python.  `cwd`: None is the current one, by the name the shell has for it.
 
     Raises:
         UsageError: something in it cannot be run or recorded.
@@ -97,8 +100,14 @@ def make_spec(
             )
     else:
         log_path = ""
+    words = check_argv(argv)
+    installed: dict[str, str] = {}
+    if resources.gpu_mem_mib is not None and resources.gpus != 0:
+        # Only a declared amount becomes a cap, and only a cap depends on a version.
+        found_in = {**(os.environ if env is None else env), **variables}
+        installed = frameworks.versions(words, found_in, folder)
     return JobSpec(
-        argv=check_argv(argv),
+        argv=words,
         cwd=folder,
         env=variables,
         umask=current_umask(),
@@ -110,6 +119,7 @@ def make_spec(
         held=held,
         hooks=hooks,
         env_given=tuple(variables),
+        frameworks=installed,
         log_path=log_path,
         log_mib_max=_mib("log_max", log_max),
     )
