@@ -732,6 +732,7 @@ EXAMPLES: dict[str, list[str]] = {
     "why": ["1"],
     **{verb: ["1"] for verb in ("cancel", "hold", "release", "pause", "resume", "requeue")},
     "daemon": ["status"],
+    "report": ["5"],
     "completion": ["bash"],
 }
 
@@ -754,7 +755,7 @@ def test_every_verb_prints_one_json_document(
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_and_takes_a_socket(invoke: Invoke, verb: str) -> None:
     assert invoke(verb, "--help").exit_code == 0
-    if verb not in {"completion", "doctor", "daemon", "submit"}:
+    if verb not in {"completion", "doctor", "daemon", "report", "submit"}:
         away = invoke(verb, *EXAMPLES.get(verb, []), "--socket", "/no/such/socket")
         assert away.exit_code == 6
         assert "hint: " in away.stderr

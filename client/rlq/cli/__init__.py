@@ -42,6 +42,7 @@ VERBS: dict[str, str] = {
     "drain": "Start nothing more (--off: go on).",
     "doctor": "Look for what is wrong, and say what to do.",
     "daemon": "Start, stop or look for the daemon.",
+    "report": "In a job: tell how far it is.",
     "completion": "Completion for your shell.",
 }
 ALIASES = {"ls": "list", "log": "logs", "stop": "cancel", "kill": "cancel", "ps": "list"}

@@ -55,6 +55,8 @@ class JobSpec(Part, frozen=True, kw_only=True):
     requeue: bool = False
     #: Start in the queue, but held.
     held: bool = False
+    #: Let its Python programs report by themselves (docs/reporting.md).
+    hooks: bool = True
     #: Variables whose values the user gave with --env: rlqd overrides none of these.
     env_given: tuple[str, ...] = ()
     #: Versions of "torch" and "jaxlib" in the command's Python, as far as the client can tell:

@@ -22,6 +22,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlq import hooks
 from rlq.protocol.messages import JobSpec
 from rlqd.adapters.processes import LaunchOrder
 from rlqd.adapters.sqlite import Row
@@ -125,8 +126,11 @@ def environment(
     ours = _threads(len(placement.cores)) | _devices(placement, machine_has_gpus)
     if placement.gpus:
         ours |= _memory(spec, env, gpu_mem_mib_total)
+    # Only ever a folder in front, so also where the user gave a PYTHONPATH of their own.
+    hooked = spec.hooks and env.get("RLQ_HOOKS") != "0"
+    ours |= {"PYTHONPATH": hooks.pythonpath(env.get("PYTHONPATH"), on=hooked)}
     for name, value in ours.items():
-        if name in spec.env_given:
+        if name in spec.env_given and name != "PYTHONPATH":
             continue
         if value is None:
             env.pop(name, None)
@@ -156,13 +160,17 @@ def _memory(
 ) -> dict[str, str | None]:
     """None: unset.  Only a declared amount is a cap: a default is a guess, and killing a job
     for a guess would be worse than the crowding it prevents."""
-    ours: dict[str, str | None] = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    ours: dict[str, str | None] = {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "RLQ_GPU_MEM_FRACTION": None,  # of the job that submitted this one
+    }
     given = {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"} & set(spec.env_given)
     declared_mib = spec.resources.gpu_mem_mib
     if declared_mib is None or gpu_mem_mib_total is None:
         return ours
     fraction = max(0.01, min(1.0, (declared_mib - CUDA_CONTEXT_MIB) / gpu_mem_mib_total))
     share = f"{fraction:.4f}"
+    ours["RLQ_GPU_MEM_FRACTION"] = share  # for the hooks, where no variable does it
     jaxlib = _version(spec.frameworks.get("jaxlib"))
     if not given:
         # Set beside each other with different values they are an error, so one is unset.  The

@@ -165,6 +165,18 @@ def queue_options(env_option: str) -> Callable[[Any], Any]:
     type=Parsed("array", parse_array),
     help="One job for each number, which it finds in RLQ_ARRAY_TASK_ID.",
 )
+@click.option(
+    "--progress-from",
+    metavar="PATH",
+    help="A progress.csv or TensorBoard file it writes, or their folder.",
+)
+@click.option(
+    "--progress-total",
+    metavar="N",
+    type=Parsed("total", whole("a number of steps", 1, 2**53)),
+    help="The steps of the whole run, which such a file does not tell.",
+)
+@click.option("--no-hooks", is_flag=True, help="Add nothing to its Python: it reports no steps.")
 @click.argument("argv", metavar="[--] CMD [ARG]...", nargs=-1, type=click.UNPROCESSED)
 def command(
     app: App,
@@ -172,6 +184,8 @@ def command(
     array: tuple[int, ...] | None,
     gpus: int | None,
     variables: tuple[tuple[str, str], ...],
+    progress_from: str | None,
+    progress_total: int | None,
     **options: Any,
 ) -> None:
     """Queue CMD with its arguments, this environment, this folder and this umask.
@@ -185,6 +199,7 @@ def command(
     rlq submit sac --env Humanoid-v5 --steps 700000 --seeds 0-9   (see rlq submit sac --help)
     """
 
+    variables += progress_variables(progress_from, progress_total, options["no_hooks"])
     spec = make_spec(argv, gpus, variables, options)
     check_program(spec.argv[0], spec.cwd, spec.env.get("PATH"))
     if array is None:
@@ -230,9 +245,37 @@ def make_spec(
         grace=span(options["grace"]),
         requeue=options["requeue"],
         held=options["hold"],
+        hooks=not options.get("no_hooks"),
         log=options["log"],
         log_max=options["log_max"],
     )
+
+
+def progress_variables(
+    path: str | None, total: int | None, no_hooks: bool
+) -> tuple[tuple[str, str], ...]:
+    """What tells the hooks to read progress from a file (docs/reporting.md).
+
+    Raises:
+        UsageError: nobody would read it.
+    """
+    if path is None:
+        if total is not None:
+            raise UsageError(
+                "--progress-total says nothing without --progress-from",
+                hint="--progress-from runs/ --progress-total 700000",
+            )
+        return ()
+    if no_hooks:
+        raise UsageError(
+            "--progress-from is done by the hooks that --no-hooks leaves out", hint="give one"
+        )
+    if not path:
+        raise UsageError("--progress-from is empty", hint="--progress-from runs/")
+    chosen = [("RLQ_PROGRESS_FROM", path)]
+    if total is not None:
+        chosen.append(("RLQ_PROGRESS_TOTAL", str(total)))
+    return tuple(chosen)
 
 
 def check_program(program: str, cwd: str, path: str | None) -> None:
