@@ -315,6 +315,39 @@ class Scheduling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """The throughput guard: packing stops when one more job no longer helps."""
+
+    enabled: bool = _key(
+        "enabled", FLAG, True, "Whether jobs that report their steps/s are packed by them."
+    )
+    threshold_pct: int = _key(
+        "threshold",
+        share(0),
+        "5%",
+        "What one more job must add, as a share of a job's speed alone.",
+    )
+    observe_ms: int = _key(
+        "observe", duration("1s", "1h"), "15s", "How long a mix of jobs is measured."
+    )
+    first_report_ms: int = _key(
+        "first_report",
+        duration("0s", "1h"),
+        "20s",
+        "A program that has reported nothing for so long is taken never to report.",
+    )
+    patience_ms: int = _key(
+        "patience",
+        duration("0s", "1d"),
+        "3m",
+        "How long a job that reports may take until it trains before it is no longer waited for.",
+    )
+    forget_ms: int = _key(
+        "forget", duration("1m", "3650d"), "30d", "How long what was learned counts."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Monitor:
     """How the machine is watched."""
 
@@ -359,6 +392,7 @@ SECTIONS: dict[str, type] = {
     "cpu": Cpu,
     "memory": Memory,
     "scheduling": Scheduling,
+    "guard": Guard,
     "monitor": Monitor,
     "daemon": Daemon,
 }
@@ -376,6 +410,7 @@ class Config:
     cpu: Cpu = field(default_factory=Cpu)
     memory: Memory = field(default_factory=Memory)
     scheduling: Scheduling = field(default_factory=Scheduling)
+    guard: Guard = field(default_factory=Guard)
     monitor: Monitor = field(default_factory=Monitor)
     daemon: Daemon = field(default_factory=Daemon)
     # Not in the repr: variables may hold passwords.

@@ -64,6 +64,8 @@ class JobSpec(Part, frozen=True, kw_only=True):
     frameworks: dict[str, str] = {}
     #: Absolute path; "" lets the daemon choose.  `%j` is the job's id, `%x` its name.
     log_path: str = ""
+    #: Charge and pack it like other jobs of this name; "": the daemon tells by the command.
+    like: str = ""
     #: Rotate the log at this size, keeping one older part; None: unbounded.
     log_mib_max: int | None = None
 

@@ -79,6 +79,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX job_environment ON job (environment_id)",
         "CREATE INDEX job_ended ON job (ended_at) WHERE ended_at IS NOT NULL",
     ),
+    # What was measured of programs and devices: opaque here.
+    ("CREATE TABLE learned (key TEXT PRIMARY KEY, body BLOB NOT NULL, at REAL NOT NULL)",),
 )
 
 _encode_json = msgspec.json.Encoder().encode
@@ -412,6 +414,17 @@ class Store:
     def set_meta(self, key: str, value: str) -> None:
         self._run("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
 
+    def put_learned(self, rows: Iterable[tuple[str, bytes, float]]) -> None:
+        """(key, body, Unix time): added, or put in the place of the key's old row."""
+        with self._errors():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO learned (key, body, at) VALUES (?, ?, ?)", list(rows)
+            )
+
+    def drop_learned(self, keys: Iterable[str]) -> None:
+        with self._errors():
+            self._db.executemany("DELETE FROM learned WHERE key = ?", [(key,) for key in keys])
+
     # ---- reading -------------------------------------------------------------------
 
     def live(self) -> Iterator[Row]:
@@ -422,6 +435,10 @@ class Store:
     def get(self, ids: Iterable[int]) -> dict[int, Row]:
         """The jobs that exist among these, in the order asked for."""
         return {row.id: row for row in self._rows([id for id in ids if 0 <= id <= ID_MAX])}
+
+    def learned(self) -> list[tuple[str, bytes, float]]:
+        """All rows of `put_learned`, by key."""
+        return self._all("SELECT key, body, at FROM learned ORDER BY key")
 
     def environment(self, id: int) -> dict[str, str]:
         """All variables of a job: the shared ones, then its own on top.  Unknown job: none."""

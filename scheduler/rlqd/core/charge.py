@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from rlqd.core.learned import LearnedPeak
 from rlqd.core.model import Charge, Instant, JobFacts, JobSpec, MachineFacts, Policy
 
 #: Readings of one window may differ by this much and still be called stable.
@@ -28,18 +29,40 @@ class Need:
     gpus: int
     charge: Charge
     exclusive: bool
+    #: Its SM share is nobody's word but a guess: the throughput guard knows better.
+    sm_is_guessed: bool = False
 
 
-def need_of(spec: JobSpec, facts: MachineFacts, policy: Policy) -> Need:
-    """The declared figures with the defaults filled in."""
+def need_of(
+    spec: JobSpec, facts: MachineFacts, policy: Policy, learned: LearnedPeak | None = None
+) -> Need:
+    """What was declared, else what such jobs were measured at, else the default."""
     gpus = spec.gpus if spec.gpus is not None else 1 if facts.gpus or facts.gpus_problem else 0
+    return need_on(gpus, spec, policy, learned)
+
+
+def need_on(gpus: int, spec: JobSpec, policy: Policy, learned: LearnedPeak | None) -> Need:
+    """`need_of` with the number of GPUs decided."""
+
+    def amount(declared: int | None, peak: int, default: int) -> int:
+        return declared or (_with_margin(peak, policy) if peak else default)
+
+    peak = learned or LearnedPeak(signature="", mem_mib=0, at=Instant(0))
     charge = Charge(
         cores=spec.cores or policy.cores_default,
-        mem_mib=spec.mem_mib or policy.mem_mib_default,
-        gpu_mem_mib=(spec.gpu_mem_mib or policy.gpu_mem_mib_default) if gpus else 0,
-        sm_pct=(spec.sm_pct or policy.sm_pct_default) if gpus else 0,
+        mem_mib=amount(spec.mem_mib, peak.mem_mib, policy.mem_mib_default),
+        gpu_mem_mib=amount(spec.gpu_mem_mib, peak.gpu_mem_mib, policy.gpu_mem_mib_default)
+        if gpus
+        else 0,
+        sm_pct=min(100, amount(spec.sm_pct, peak.sm_pct, policy.sm_pct_default)) if gpus else 0,
     )
-    return Need(gpus=gpus, charge=charge, exclusive=spec.exclusive)
+    return Need(
+        gpus=gpus, charge=charge, exclusive=spec.exclusive, sm_is_guessed=spec.sm_pct is None
+    )
+
+
+def _with_margin(amount: int, policy: Policy) -> int:
+    return amount + -(-amount * policy.margin_pct // 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +71,7 @@ class Reading:
     mem_mib: int
     gpu_mem_mib: int | None  # the largest over its GPUs
     sm_pct: int | None  # likewise
+    cpu_millicores: int | None
 
 
 @dataclass(slots=True)
@@ -63,7 +87,13 @@ class Footprint:
     def add(self, at: Instant, facts: JobFacts, policy: Policy) -> None:
         gpu_mem = [s.mem_mib for _, s in facts.gpus if s.mem_mib is not None]
         sm = [s.sm_pct for _, s in facts.gpus if s.sm_pct is not None]
-        reading = Reading(at, facts.mem_mib, max(gpu_mem, default=None), max(sm, default=None))
+        reading = Reading(
+            at,
+            facts.mem_mib,
+            max(gpu_mem, default=None),
+            max(sm, default=None),
+            facts.cpu_millicores,
+        )
         self.mem_mib_peak = max(self.mem_mib_peak, reading.mem_mib)
         if reading.gpu_mem_mib is not None:
             self.gpu_mem_mib_peak = max(self.gpu_mem_mib_peak or 0, reading.gpu_mem_mib)
@@ -77,6 +107,18 @@ class Footprint:
         """Rounded up, over the window: single readings of a time-sliced GPU jump about."""
         known = [r.sm_pct for r in self.window if r.sm_pct is not None]
         return -(-sum(known) // len(known)) if known else None
+
+    def peak(self, signature: str, at: Instant) -> LearnedPeak:
+        """What is to be remembered of this attempt."""
+        cpu = [r.cpu_millicores for r in self.window if r.cpu_millicores is not None]
+        return LearnedPeak(
+            signature=signature,
+            mem_mib=self.mem_mib_peak,
+            gpu_mem_mib=self.gpu_mem_mib_peak or 0,
+            sm_pct=self.sm_pct_mean() or 0,
+            cpu_millicores=sum(cpu) // len(cpu) if cpu else 0,
+            at=at,
+        )
 
     def _is_stable(self, policy: Policy) -> bool:
         first, last = self.window[0], self.window[-1]
@@ -102,29 +144,35 @@ def _is_flat(values: list[int]) -> bool:
 
 
 def charge_now(
-    admitted: Charge, spec: JobSpec, print_: Footprint | None, policy: Policy
+    admitted: Charge,
+    spec: JobSpec,
+    print_: Footprint | None,
+    policy: Policy,
+    learned: LearnedPeak | None = None,
 ) -> Charge:
-    """What a job that holds resources is charged at this moment."""
+    """What a job that holds resources is charged at this moment.
+
+    A learned peak counts like a declared amount: a run that is small now will grow as the
+    others did.
+    """
     if print_ is None:
         return admitted
-
-    def with_margin(amount: int) -> int:
-        return amount + -(-amount * policy.margin_pct // 100)
 
     def charged(first: int, declared: int | None, peak: int | None) -> int:
         if peak is None:  # not readable: what it was admitted with is all there is
             return first
         if not print_.settled:
             return max(first, peak)
-        return max(with_margin(peak), declared or 0)
+        return max(_with_margin(peak, policy), declared or 0)
 
     is_on_gpu = admitted.gpu_mem_mib > 0
+    known_mem = spec.mem_mib or (learned.mem_mib if learned else None)
+    known_gpu_mem = spec.gpu_mem_mib or (learned.gpu_mem_mib if learned else None)
     sm_pct = charged(admitted.sm_pct, spec.sm_pct, print_.sm_pct_mean()) if is_on_gpu else 0
+    gpu_mem_mib = charged(admitted.gpu_mem_mib, known_gpu_mem, print_.gpu_mem_mib_peak)
     return Charge(
         cores=admitted.cores,
-        mem_mib=charged(admitted.mem_mib, spec.mem_mib, print_.mem_mib_peak),
-        gpu_mem_mib=charged(admitted.gpu_mem_mib, spec.gpu_mem_mib, print_.gpu_mem_mib_peak)
-        if is_on_gpu
-        else 0,
+        mem_mib=charged(admitted.mem_mib, known_mem, print_.mem_mib_peak),
+        gpu_mem_mib=gpu_mem_mib if is_on_gpu else 0,
         sm_pct=min(sm_pct, 100),
     )

@@ -25,6 +25,9 @@ from typing import assert_never
 
 from rlqd.core import policy as policies
 from rlqd.core.charge import Footprint, charge_now, need_of
+from rlqd.core.crowd import Crowd
+from rlqd.core.guard import Guard, Learned
+from rlqd.core.learned import LearnedPeak, Peaks
 from rlqd.core.model import (
     Accept,
     Action,
@@ -47,6 +50,7 @@ from rlqd.core.model import (
     Launch,
     LaunchFailed,
     LaunchVoided,
+    Learn,
     MachineFacts,
     MachineSampled,
     Outcome,
@@ -119,6 +123,8 @@ class Scheduler:
     #: Why nothing new may start; "": all is well.
     closed: str = ""
     footprints: dict[JobId, Footprint] = field(default_factory=dict[JobId, Footprint])
+    guard: Guard = field(default_factory=Guard)
+    peaks: Peaks = field(default_factory=Peaks)
     _queue: WaitingQueue = field(default_factory=WaitingQueue)
     #: Everything but Pending.
     _active: set[JobId] = field(default_factory=set[JobId])
@@ -158,6 +164,11 @@ class Scheduler:
             self._apply(event)
         self._expire()
         self._start_what_fits()
+        learned: list[Learned | LearnedPeak] = []
+        learned += self.guard.take_changes()
+        learned += self.peaks.take_changes()
+        if learned:
+            self._out.append(Learn(tuple(learned)))
         out, self._out = self._out, []
         return out
 
@@ -182,6 +193,8 @@ class Scheduler:
                     placement=placement,
                     charge=self.charge_of(job),
                     exclusive=job.spec.exclusive,
+                    signature=job.spec.signature,
+                    since=_since(self.now, job),
                     ends_at=_known_end(self.now, job),
                 )
             )
@@ -191,7 +204,11 @@ class Scheduler:
         placement = placement_of(job.state)
         assert placement is not None
         print_ = self.footprints.get(job.id)
-        return charge_now(placement.charge, job.spec, print_, self.policy)
+        return charge_now(placement.charge, job.spec, print_, self.policy, self.peak_of(job.spec))
+
+    def peak_of(self, spec: JobSpec) -> LearnedPeak | None:
+        """What jobs of its signature were measured at."""
+        return self.peaks.get(spec.signature, self.now)
 
     def room(self) -> Room | None:
         """What is left for one more job; None: the machine has not been read, or too long ago."""
@@ -205,7 +222,15 @@ class Scheduler:
         if room is None or self.facts is None:
             return None
         return policies.plan(
-            self.now, self._queue, room, self.holdings(), self.facts, self.policy, self._since
+            self.now,
+            self._queue,
+            room,
+            self.holdings(),
+            self.facts,
+            self.policy,
+            self._since,
+            self.guard,
+            self.peaks,
         )
 
     def jobs_ahead(self, job: Job) -> int:
@@ -277,7 +302,7 @@ class Scheduler:
             return
         if self.facts is not None:
             for spec in dict.fromkeys(spec for _, spec in event.jobs):
-                need = need_of(spec, self.facts, self.policy)
+                need = need_of(spec, self.facts, self.policy, self.peak_of(spec))
                 if why := is_impossible(need, self.facts, self.policy):
                     self._out.append(
                         Refuse(
@@ -454,6 +479,7 @@ class Scheduler:
             if job is not None and isinstance(job.state, Running):
                 footprint = self.footprints.setdefault(job_id, Footprint())
                 footprint.add(facts.taken_at, measured, self.policy)
+        Crowd.of(self.holdings(), facts).observe(self.now, self.guard)
 
     def _started(self, job: Job, pid: int) -> None:
         match job.state:
@@ -660,7 +686,9 @@ class Scheduler:
         self._out.append(Persist(after))
 
     def _released(self, job: Job, placement: Placement) -> None:
-        self.footprints.pop(job.id, None)
+        footprint = self.footprints.pop(job.id, None)
+        if footprint is not None and footprint.settled and job.spec.signature:
+            self.peaks.learn(footprint.peak(job.spec.signature, self.now))
         for gpu in placement.gpus:
             self._gpus_fresh_after[gpu] = self.now
         if SampleNow() not in self._out:
@@ -729,6 +757,19 @@ class _Since(dict[JobId, Instant]):
         state = self._jobs[job_id].state
         assert isinstance(state, Pending)
         return state.since
+
+
+def _since(now: Instant, job: Job) -> Instant:
+    """Since when an attempt runs; one that has yet to start, since now."""
+    match job.state:
+        case Running(since=since):
+            return since
+        case Suspended() | Starting() | Completing():
+            return now
+        case Pending() | Finished():
+            raise AssertionError(f"{job} holds nothing")
+        case _:
+            assert_never(job.state)
 
 
 def _known_end(now: Instant, job: Job) -> Instant | None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from rlqd.core.guard import Learned
+    from rlqd.core.learned import LearnedPeak
 
 JobId = NewType("JobId", int)
 #: A GPU's UUID: indices change when a board falls off the bus, UUIDs do not.
@@ -29,6 +33,8 @@ class JobSpec:
     time_limit_ms: int | None = None
     grace_ms: int = 30_000
     requeue: bool = False
+    #: Jobs of one signature are taken to behave alike: program, algorithm, environment.
+    signature: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +179,27 @@ class Policy:
     queued_max: int = 1_000_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardPolicy:
+    """The throughput guard's knobs (core/guard.py)."""
+
+    enabled: bool = True
+    #: One more job must add this much of a job's speed alone.
+    threshold_pct: int = 5
+    #: Rates are averaged over at least this long.
+    observe_ms: int = 15_000
+    #: The two halves of an observation may differ by this much.
+    steady_pct: int = 15
+    #: A program that has reported nothing for so long is taken never to report.
+    first_report_ms: int = 20_000
+    #: A job that reports, but still does not train after so long, is not waited for.
+    patience_ms: int = 180_000
+    #: What was learned counts for so long.
+    forget_ms: int = 30 * 86_400_000
+    #: A figure that differs by so much from what was learned replaces it.
+    contradicts_pct: int = 40
+
+
 # ---- the machine as last read ------------------------------------------------------
 
 
@@ -196,6 +223,8 @@ class GpuFacts:
     sm_pct: int | None
     cores_near: frozenset[int] = frozenset()
     problem: str = ""
+    #: Devices of one kind are taken to behave alike: its model's name.
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +240,10 @@ class JobFacts:
     cpu_millicores: int | None
     mem_mib: int
     gpus: tuple[tuple[GpuId, GpuShare], ...] = ()
+    #: Training steps per 1000 s; None: it reports none, or has not begun to train.
+    steps_milli_per_s: int | None = None
+    #: It has reported something.
+    reports: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,4 +474,11 @@ class Refuse:
     job_id: JobId | None = None
 
 
-Action = Persist | Launch | Terminate | Kill | Freeze | SampleNow | Accept | Refuse
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Write down what was learned about programs and devices.  Losing it costs time, not jobs."""
+
+    rows: tuple[Learned | LearnedPeak, ...]
+
+
+Action = Learn | Persist | Launch | Terminate | Kill | Freeze | SampleNow | Accept | Refuse

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rlqd.core.charge import Need
+from rlqd.core.guard import Verdict
 from rlqd.core.model import GpuId, Placement, Policy
 from rlqd.core.room import GpuRoom, Room
 
@@ -14,13 +15,24 @@ from rlqd.core.room import GpuRoom, Room
 class Shortage:
     """One resource of which there is not enough."""
 
-    resource: str  # "gpu memory", "gpu sm", "gpu", "jobs", "cores", "host memory"
+    #: "gpu memory", "gpu sm", "gpu", "jobs", "cores", "host memory"; "throughput": there is
+    #: room, but one more job would not help, and `verdict` says why.
+    resource: str
     unit: str
     need: int
     free: int
     total: int
     gpu: GpuId | None = None
     note: str = ""
+    verdict: Verdict | None = None
+
+
+#: What the throughput guard says of one more such job on a GPU (None: on the CPU).
+Judge = Callable[[GpuId | None], Verdict]
+
+
+def admit_all(_: GpuId | None) -> Verdict:
+    return Verdict(admits=True, because="unjudged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +43,16 @@ class NoRoom:
     alternatives: tuple[tuple[Shortage, ...], ...]
 
 
-def place(need: Need, room: Room, policy: Policy) -> Placement | NoRoom:
+def place(need: Need, room: Room, policy: Policy, judge: Judge = admit_all) -> Placement | NoRoom:
     host = _host_shortages(need, room)
     if need.gpus == 0:
-        if host:
-            return NoRoom((tuple(host),))
+        short = host or _throughput(judge(None), None)
+        if short:
+            return NoRoom((tuple(short),))
         return Placement(gpus=(), cores=pick_cores(need.charge.cores, room), charge=need.charge)
-    tried = [(gpu, _gpu_shortages(need, gpu, policy)) for gpu in room.gpus.values()]
+    tried = [
+        (gpu, _gpu_shortages(need, gpu, policy, judge(id_))) for id_, gpu in room.gpus.items()
+    ]
     fitting = sorted((gpu for gpu, short in tried if not short), key=_spread)
     if len(fitting) < need.gpus or host:
         short_gpus = sorted((s for _, s in tried if s), key=len)
@@ -71,6 +86,22 @@ def _spread(gpu: GpuRoom) -> tuple[int, int, int, int]:
     return (gpu.jobs, -gpu.sm_pct, -gpu.mem_mib, gpu.facts.index)
 
 
+def _throughput(verdict: Verdict, gpu: GpuId | None) -> list[Shortage]:
+    if verdict.admits:
+        return []
+    return [
+        Shortage(
+            resource="throughput",
+            unit="jobs",
+            need=1,
+            free=0,
+            total=verdict.jobs,
+            gpu=gpu,
+            verdict=verdict,
+        )
+    ]
+
+
 def _host_shortages(need: Need, room: Room) -> list[Shortage]:
     short: list[Shortage] = []
     cores_free = max(0, min(room.cores_usable, len(room.cores_free)))
@@ -102,7 +133,9 @@ def _host_shortages(need: Need, room: Room) -> list[Shortage]:
     return short
 
 
-def _gpu_shortages(need: Need, gpu: GpuRoom, policy: Policy) -> tuple[Shortage, ...]:
+def _gpu_shortages(
+    need: Need, gpu: GpuRoom, policy: Policy, verdict: Verdict
+) -> tuple[Shortage, ...]:
     facts = gpu.facts
     if gpu.mem_mib is None or gpu.sm_pct is None:
         unknown = Shortage(
@@ -127,7 +160,8 @@ def _gpu_shortages(need: Need, gpu: GpuRoom, policy: Policy) -> tuple[Shortage, 
                 gpu=facts.id,
             )
         )
-    if need.charge.sm_pct > gpu.sm_pct:
+    # Where the jobs' own speed is known, nobody goes by a guess about the share of time.
+    if need.charge.sm_pct > gpu.sm_pct and not (need.sm_is_guessed and verdict.is_judged):
         short.append(
             Shortage(
                 resource="gpu sm",
@@ -158,7 +192,7 @@ def _gpu_shortages(need: Need, gpu: GpuRoom, policy: Policy) -> tuple[Shortage, 
                 note=note,
             )
         )
-    return tuple(short)
+    return tuple(short) or tuple(_throughput(verdict, facts.id))
 
 
 #: A core that outsiders keep busier than this is given out last.

@@ -9,10 +9,13 @@ is sure to end before that moment, or fits beside the reserved job as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlqd.core.charge import Need, need_of
+from rlqd.core.charge import Need, need_of, need_on
+from rlqd.core.crowd import Crowd, Device
+from rlqd.core.guard import ONE_JOB, Guard, Verdict
+from rlqd.core.learned import LearnedPeak, Peaks
 from rlqd.core.model import GpuId, Instant, JobId, JobSpec, MachineFacts, Placement, Policy
 from rlqd.core.placement import NoRoom, Shortage, place
 from rlqd.core.queue import WaitingQueue
@@ -97,19 +100,26 @@ def plan(
     holdings: Sequence[Holding],
     facts: MachineFacts,
     policy: Policy,
-    waiting_since: dict[JobId, Instant],
+    waiting_since: Mapping[JobId, Instant],
+    guard: Guard,
+    peaks: Peaks,
 ) -> Plan:
     """Decide as if at `now`.  `room` is used up; `waiting_since` is asked for blocked heads."""
     result = Plan()
     started: list[Holding] = []
+    crowd = Crowd.of(holdings, facts)
     walk = queue.in_order()
     for job_id, spec in walk:
-        need = need_of(spec, facts, policy)
-        found = place(need, room, policy)
+        choice = choose(
+            now, spec, room, facts, policy, crowd, guard, peaks.get(spec.signature, now)
+        )
+        need, found = choice.need, choice.found
         ends_at = latest_end(now, spec)
         if isinstance(found, NoRoom):
             walk.skip()
             result.blocked[spec] = Blocked(found)
+            if only_throughput(found):
+                continue  # there is room: nothing needs to be kept for it
             if result.reservation is None and result.head is None:
                 if now - waiting_since[job_id] >= policy.reserve_after_ms:
                     holders = [*holdings, *started]
@@ -135,11 +145,79 @@ def plan(
                 placement=found,
                 charge=need.charge,
                 exclusive=need.exclusive,
+                signature=spec.signature,
+                since=now,
                 ends_at=ends_at,
             )
         )
+        crowd.add(now, job_id, spec, found.gpus)
         result.starts.append(Start(job_id, spec, found))
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    need: Need
+    found: Placement | NoRoom
+
+
+def choose(
+    now: Instant,
+    spec: JobSpec,
+    room: Room,
+    facts: MachineFacts,
+    policy: Policy,
+    crowd: Crowd,
+    guard: Guard,
+    learned: LearnedPeak | None,
+) -> Choice:
+    """Where one more job of this kind would go, by room and by what it would add."""
+
+    def judge(device: Device) -> Verdict:
+        return crowd.judge(now, guard, spec, device)
+
+    need = need_of(spec, facts, policy, learned)
+    first = Choice(need, place(need, room, policy, judge))
+    if spec.gpus is not None or need.gpus == 0:
+        return first
+    # It may run on either.  The CPU is chosen only on knowledge, never for a try: a job stays
+    # where it starts, and for some the CPU is a hundred times slower.
+    on_cpu = need_on(0, spec, policy, learned)
+    gain_cpu = expected_gain(crowd, guard, spec, None, judge(None))
+    if gain_cpu is None or gain_cpu * 100 < guard.policy.threshold_pct * ONE_JOB:
+        return first
+    if isinstance(first.found, Placement):
+        gpu = first.found.gpus[0]
+        gain_gpu = expected_gain(crowd, guard, spec, gpu, judge(gpu))
+        if gain_gpu is None or gain_gpu >= gain_cpu:
+            return first
+    second = Choice(on_cpu, place(on_cpu, room, policy, judge))
+    return second if isinstance(second.found, Placement) else first
+
+
+def expected_gain(
+    crowd: Crowd, guard: Guard, spec: JobSpec, device: Device, verdict: Verdict
+) -> int | None:
+    """What one more job there adds, in thousandths of its speed alone on its best device; None:
+    not known."""
+    solos = {
+        d: solo
+        for d in crowd.devices()
+        if (solo := guard.solo_of(crowd.kinds[d], spec.signature)) is not None
+    }
+    if device not in solos or verdict.gain is None or not spec.signature:
+        return None
+    if device is None and len(solos) < 2:
+        return None  # slow or fast, compared with what?
+    return verdict.gain * solos[device] // max(solos.values())
+
+
+def only_throughput(no_room: NoRoom) -> bool:
+    """It would fit somewhere, and is left waiting because it would not help."""
+    return any(
+        all(short.resource == "throughput" for short in alternative)
+        for alternative in no_room.alternatives
+    )
 
 
 def latest_end(now: Instant, spec: JobSpec) -> Instant | None:

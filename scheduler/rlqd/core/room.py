@@ -39,6 +39,9 @@ class Holding:
     placement: Placement
     charge: Charge
     exclusive: bool
+    signature: str
+    #: When this attempt was admitted or began to run.
+    since: Instant
     #: When it is known to end at the latest; None: nobody knows.
     ends_at: Instant | None
 

@@ -8,6 +8,7 @@ from rlq.protocol.messages import Explanation, Holder, Shortage
 from rlq.protocol.states import JobState
 from rlq.protocol.units import format_duration, format_mib
 from rlqd.core import model, placement
+from rlqd.core.guard import ONE_JOB, Verdict
 from rlqd.core.machine import Scheduler
 from rlqd.core.policy import Plan, shortest
 from rlqd.core.room import Holding
@@ -72,6 +73,8 @@ def _short_words(core: Scheduler, short: placement.Shortage) -> str:
     where = ""
     if short.gpu is not None:
         where = f" on GPU {_indices(core).get(short.gpu, '?')}"
+    if short.verdict is not None:
+        return _throughput_words(short.verdict, where)
     if short.resource == "gpu":
         if where:
             return f"a GPU: GPU{where.removeprefix(' on GPU')}: {short.note}"
@@ -84,6 +87,26 @@ def _short_words(core: Scheduler, short: placement.Shortage) -> str:
         f"{short.resource}{where}: {_amount(short.need, short.unit)} needed,"
         f" {_amount(short.free, short.unit)} free"
     )
+
+
+def _throughput_words(verdict: Verdict, where: str) -> str:
+    """ "6 jobs on GPU 0 give 3.1x one job's speed; a 7th would add 0.02"."""
+    jobs = f"{verdict.jobs} job{'s' if verdict.jobs != 1 else ''}{where or ' on the CPU'}"
+    if verdict.stp is None:
+        return f"the speed of the {jobs} to be measured"
+    give = "gives" if verdict.jobs == 1 else "give"
+    speed = f"{jobs} {give} {verdict.stp / ONE_JOB:.1f}x one job's speed"
+    nth = _ordinal(verdict.jobs + 1)
+    if verdict.because == "flat":
+        added = (verdict.gain or 0) / ONE_JOB
+        return f"throughput: {speed}; the last one added {added:.2f}, so a {nth} is not tried"
+    return f"throughput: {speed}; a {nth} would add {(verdict.gain or 0) / ONE_JOB:.2f}"
+
+
+def _ordinal(n: int) -> str:
+    if n % 100 in (11, 12, 13):
+        return f"{n}th"
+    return f"{n}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th') }"
 
 
 def _amount(amount: int, unit: str) -> str:

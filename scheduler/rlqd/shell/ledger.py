@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
+import msgspec
+
 from rlqd.adapters.sqlite import Row, Store
 from rlqd.core import model
+from rlqd.core.guard import Learned
+from rlqd.core.learned import LearnedPeak
+from rlqd.core.machine import Scheduler
 from rlqd.shell import rows
 from rlqd.shell.requests import Change
 from rlqd.shell.views import Live, Views
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,7 +27,12 @@ class Ledger:
     store: Store
     views: Views
 
-    def commit(self, jobs: Iterable[model.Job], changes: Iterable[Change]) -> None:
+    def commit(
+        self,
+        jobs: Iterable[model.Job],
+        changes: Iterable[Change],
+        learned: Iterable[Learned | LearnedPeak] = (),
+    ) -> None:
         """One fsync, however many requests waited for it.
 
         Args:
@@ -57,9 +70,29 @@ class Ledger:
                 self.views.live[job_id] = Live(uid=change.peer.uid, user=change.user)
             if new:
                 self.store.insert_jobs(new)
+            self.store.put_learned(rows.dump_learned(row, at) for row in learned)
             for job in latest.values():
                 if job.id not in incoming or not isinstance(job.state, model.Pending):
                     self._update(job, at)
+
+    def load_learned(self, core: Scheduler, now: model.Instant) -> None:
+        """Give the core what earlier daemons learned.  A row that cannot be read is dropped: it
+        costs a measurement."""
+        at = time.time()
+        found: list[Learned | LearnedPeak] = []
+        unreadable: list[str] = []
+        for key, body, learned_at in self.store.learned():
+            age_ms = max(0, round((at - learned_at) * 1000))
+            try:
+                found.append(rows.load_learned(key, body, age_ms, now))
+            except msgspec.MsgspecError:
+                unreadable.append(key)
+        if unreadable:
+            log.warning("%d learned figures cannot be read and are dropped", len(unreadable))
+            with self.store.transaction():
+                self.store.drop_learned(unreadable)
+        core.guard.load([row for row in found if isinstance(row, Learned)], now)
+        core.peaks.load([row for row in found if isinstance(row, LearnedPeak)])
 
     def _update(self, job: model.Job, at: float) -> None:
         state = job.state

@@ -11,6 +11,8 @@ from rlq.protocol.messages import Progress
 #: A rate is taken over this much of the past: long enough to even out evaluations and episode
 #: ends, short enough to show when a neighbour slows the job down.
 RATE_WINDOW_S = 30.0
+#: The guard wants to see what changed: it averages by itself.
+RECENT_S = 9.0
 
 
 @dataclass(slots=True)
@@ -44,6 +46,17 @@ class Tracker:
             return None
         (t0, step0), (t1, step1) = self.window[0], self.window[-1]
         return (step1 - step0) / (t1 - t0) if t1 > t0 else None
+
+    def training_milli_per_s(self, now_unix: float) -> int | None:
+        """The rate at which it trains, in thousandths of a step per second; None: it does not
+        train yet, or has not been heard of for a while (an evaluation, a checkpoint)."""
+        if self.metrics.get("warming_up") or now_unix - self.reported_at > RECENT_S:
+            return None
+        recent = [(t, step) for t, step in self.window if t >= self.window[-1][0] - RECENT_S]
+        if len(recent) < 2 or recent[-1][0] - recent[0][0] < RECENT_S / 3:
+            return None
+        (t0, step0), (t1, step1) = recent[0], recent[-1]
+        return round(1000 * (step1 - step0) / (t1 - t0))
 
     def view(self) -> Progress:
         rate = self.steps_per_s()

@@ -262,9 +262,10 @@ class Pump:
             if isinstance(action, model.Accept | model.Refuse):
                 by_number[action.request].answers.append(action)
         persists = [a.job for a in actions if isinstance(a, model.Persist)]
+        learned = [row for a in actions if isinstance(a, model.Learn) for row in a.rows]
         try:
-            if persists:
-                self.ledger.commit(persists, by_number.values())
+            if persists or learned:
+                self.ledger.commit(persists, by_number.values(), learned)
                 self.stats.commits += 1
         except UnavailableError as error:
             self._break(error, now)
@@ -316,7 +317,7 @@ class Pump:
                 self.attempts.freeze(job_id, attempt, on=on)
             case model.SampleNow():
                 self.sampler.ask()
-            case model.Accept() | model.Refuse():
+            case model.Accept() | model.Refuse() | model.Learn():
                 pass
             case _:
                 assert_never(action)
@@ -372,8 +373,17 @@ class Pump:
             self.sampler.cpus,
             self.attempts.jobs_by_supervisor(),
             self.supervisor_of,
+            self._training_rates(),
         )
         self._facts.append(model.MachineSampled(now, facts))
+
+    def _training_rates(self) -> dict[model.JobId, int | None]:
+        at = time.time()
+        return {
+            job_id: live.progress.training_milli_per_s(at)
+            for job_id, live in self.live.items()
+            if live.progress is not None
+        }
 
     def _take_reports(self) -> None:
         for report in self.reports.receive(MESSAGES_PER_TURN):
@@ -546,9 +556,7 @@ class Pump:
     def _problems(self) -> list[str]:
         problems: list[str] = []
         if not self.server.listening():
-            problems.append(
-                f"{self.socket_path} was removed: restart rlqd to be found again"
-            )
+            problems.append(f"{self.socket_path} was removed: restart rlqd to be found again")
         if self._broken:
             problems.append(f"nothing can be changed: {self._broken}")
         if self._disk_is_full:
@@ -589,6 +597,8 @@ class Pump:
             self.live[job_id] = Live(uid=row.uid, user=row.user, started_at=row.started_at)
         self.core = Scheduler.restore(jobs, rows.core_policy(self.config), now)
         self.core.facts = facts_before
+        self.core.guard.policy = rows.guard_policy(self.config)
+        self.ledger.load_learned(self.core, now)
         self.views.core = self.core
         self.views.invalidate()
         found = [
@@ -662,6 +672,7 @@ class Pump:
             log.error("the configuration is left as it was: %s%s", error, hint)
         else:
             self.core.policy = rows.core_policy(self.config)
+            self.core.guard.policy = rows.guard_policy(self.config)
             self.views.config = self.desk.config = self.config
             self.sampler.set_period(self.config.monitor.period_ms / 1000)
             log.info("the configuration was read again")

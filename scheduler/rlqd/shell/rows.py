@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, assert_never
 
 import msgspec
@@ -12,7 +13,10 @@ from rlq.protocol.messages import Progress, Usage
 from rlq.protocol.states import JobState
 from rlqd.config import Config
 from rlqd.core import model
+from rlqd.core.guard import Learned
+from rlqd.core.learned import LearnedPeak
 from rlqd.core.machine import placement_of
+from rlqd.shell.signature import signature_of
 
 _STATES: dict[str, type[Any]] = {
     state.__name__: state
@@ -84,6 +88,28 @@ def load_state(detail: Detail) -> model.State:
     return state
 
 
+def dump_learned(row: Learned | LearnedPeak, at: float) -> tuple[str, bytes, float]:
+    """(key, body, Unix time) for the database."""
+    match row:
+        case Learned(kind=kind, signatures=signatures, jobs=jobs):
+            key = "\0".join(["throughput", kind, str(jobs), *signatures])
+        case LearnedPeak(signature=signature):
+            key = "\0".join(["peak", signature])
+        case _:
+            assert_never(row)
+    return key, _encoder.encode(row), at
+
+
+def load_learned(key: str, body: bytes, age_ms: int, now: model.Instant) -> Learned | LearnedPeak:
+    """The row, its time put on this boot's clock."""
+    at = model.Instant(now - age_ms)
+    if key.startswith("peak"):
+        peak = msgspec.json.decode(body, type=LearnedPeak)
+        return replace(peak, at=at)
+    learned = msgspec.json.decode(body, type=Learned)
+    return replace(learned, estimate=replace(learned.estimate, at=at))
+
+
 def core_spec(spec: WireSpec, uid: int, config: Config) -> model.JobSpec:
     """What the scheduler needs of a submission."""
     resources = spec.resources
@@ -99,6 +125,18 @@ def core_spec(spec: WireSpec, uid: int, config: Config) -> model.JobSpec:
         time_limit_ms=resources.time_limit_ms or config.defaults.time_limit_ms,
         grace_ms=config.defaults.grace_ms if spec.grace_ms is None else spec.grace_ms,
         requeue=spec.requeue,
+        signature=signature_of(spec),
+    )
+
+
+def guard_policy(config: Config) -> model.GuardPolicy:
+    return model.GuardPolicy(
+        enabled=config.guard.enabled,
+        threshold_pct=config.guard.threshold_pct,
+        observe_ms=config.guard.observe_ms,
+        first_report_ms=config.guard.first_report_ms,
+        patience_ms=config.guard.patience_ms,
+        forget_ms=config.guard.forget_ms,
     )
 
 

@@ -157,10 +157,12 @@ def machine_facts(
     cpus: tuple[Cpu, ...],
     jobs_by_supervisor: Mapping[int, model.JobId],
     supervisor_of: Callable[[int], int | None],
+    rates: Mapping[model.JobId, int | None],
 ) -> model.MachineFacts:
     """One picture out of both readings.
 
     Args:
+        rates: training steps per 1000 s of the jobs that report.
         supervisor_of: the supervisor whose tree a process belongs to, or None.
     """
     shares = _gpu_shares(gpus, jobs_by_supervisor, supervisor_of)
@@ -170,7 +172,13 @@ def machine_facts(
             continue
         cpu = None if tree.cpu_cores is None else round(tree.cpu_cores * 1000)
         on_gpus = tuple(sorted(shares.get(job_id, {}).items()))
-        facts = model.JobFacts(cpu_millicores=cpu, mem_mib=tree.mem_mib, gpus=on_gpus)
+        facts = model.JobFacts(
+            cpu_millicores=cpu,
+            mem_mib=tree.mem_mib,
+            gpus=on_gpus,
+            steps_milli_per_s=rates.get(job_id),
+            reports=job_id in rates,
+        )
         jobs.append((job_id, facts))
     # Before the first reading of the GPUs nobody knows whether there are any.
     unread = "the GPUs have not been read yet" if gpus is None else ""
@@ -200,6 +208,7 @@ def _gpu_facts(gpu: GpuReading) -> model.GpuFacts:
         sm_pct=gpu.sm_pct,
         cores_near=frozenset(gpu.cores_near),
         problem=gpu.problem,
+        kind=gpu.name,
     )
 
 

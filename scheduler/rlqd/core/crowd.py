@@ -1,0 +1,86 @@
+"""Who is on which device, as the throughput guard sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlqd.core.guard import DeviceKind, Guard, Occupant, Verdict
+from rlqd.core.model import GpuFacts, GpuId, Instant, JobFacts, JobId, JobSpec, MachineFacts
+from rlqd.core.room import Holding
+
+#: Outsiders count as company from this on: a device shared with them is another kind of device,
+#: so that what was learned on it alone is not held against it.
+OUTSIDE_SM_PCT = 15
+OUTSIDE_MILLICORES = 1000
+
+#: A GPU, or None: the CPU, which holds the jobs without GPU.
+Device = GpuId | None
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Kept up to date while a pass starts jobs."""
+
+    kinds: dict[Device, DeviceKind]
+    occupants: dict[Device, list[Occupant]]
+
+    @classmethod
+    def of(cls, holdings: Iterable[Holding], facts: MachineFacts) -> Crowd:
+        measured = dict(facts.jobs)
+        occupants: dict[Device, list[Occupant]] = {None: [], **{g.id: [] for g in facts.gpus}}
+        for holding in holdings:
+            job = measured.get(holding.job_id)
+            occupant = Occupant(
+                job_id=holding.job_id,
+                signature=holding.signature,
+                since=holding.since,
+                steps_milli_per_s=None if job is None else job.steps_milli_per_s,
+                reports=job is not None and job.reports,
+            )
+            for device in holding.placement.gpus or (None,):
+                occupants.setdefault(device, []).append(occupant)
+        kinds: dict[Device, DeviceKind] = {
+            gpu.id: _gpu_kind(gpu, facts.jobs) for gpu in facts.gpus
+        }
+        is_shared = facts.millicores_outside >= OUTSIDE_MILLICORES
+        kinds[None] = f"CPU, {len(facts.cores)} cores" + (", shared" if is_shared else "")
+        return cls(kinds, occupants)
+
+    def devices(self) -> list[Device]:
+        return list(self.kinds)
+
+    def observe(self, now: Instant, guard: Guard) -> None:
+        for device, kind in self.kinds.items():
+            guard.observe(now, device or "cpu", kind, self.occupants[device])
+
+    def judge(self, now: Instant, guard: Guard, spec: JobSpec, device: Device) -> Verdict:
+        return guard.judge(
+            now,
+            self.kinds.get(device, "?"),
+            self.occupants.get(device, []),
+            spec.signature,
+            expects_linear=device is None,
+        )
+
+    def add(self, now: Instant, job_id: JobId, spec: JobSpec, gpus: tuple[GpuId, ...]) -> None:
+        one = Occupant(
+            job_id=job_id,
+            signature=spec.signature,
+            since=now,
+            steps_milli_per_s=None,
+            reports=False,
+        )
+        for device in gpus or (None,):
+            self.occupants.setdefault(device, []).append(one)
+
+
+def _gpu_kind(gpu: GpuFacts, jobs: Iterable[tuple[JobId, JobFacts]]) -> DeviceKind:
+    kind = gpu.kind or "GPU"
+    if gpu.sm_pct is None:
+        return kind
+    ours = [share.sm_pct for _, job in jobs for g, share in job.gpus if g == gpu.id]
+    if any(sm is None for sm in ours):
+        return kind  # whose the load is cannot be told
+    outside = gpu.sm_pct - sum(sm for sm in ours if sm is not None)
+    return f"{kind}, shared" if outside >= OUTSIDE_SM_PCT else kind

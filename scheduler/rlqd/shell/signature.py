@@ -1,0 +1,76 @@
+"""Which jobs are alike: the program, and those of its options that decide what it costs.
+
+A signature is for people too (`rlq profile` lists them): `train.py algo=sac env=Humanoid-v5`.
+Seeds, output folders and learning rates are left out; they change results, not speed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from rlq.protocol.messages import JobSpec
+
+#: Options by the names that training scripts give them, and the one name used here.
+TELLING_OPTIONS = {
+    "algo": "algo",
+    "algorithm": "algo",
+    "env": "env",
+    "env-id": "env",
+    "environment": "env",
+    "policy": "policy",
+    "model": "model",
+    "batch-size": "batch_size",
+    "n-envs": "n_envs",
+    "num-envs": "n_envs",
+    "net-arch": "net_arch",
+    "device": "device",
+    "gradient-steps": "gradient_steps",
+    "train-freq": "train_freq",
+    "buffer-size": "buffer_size",
+    "set": "",  # key=value: judged by its key
+}
+CHARS_MAX = 200
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*|bash|sh|zsh|env|nice|uv|run|conda|poetry|time")
+
+
+def signature_of(spec: JobSpec) -> str:
+    """`--like NAME` if the user named one; "" where nothing tells one program from another."""
+    if spec.like:
+        return spec.like[:CHARS_MAX]
+    program = _program(spec.argv)
+    if program is None:
+        return ""
+    telling = sorted(set(_telling(spec.argv)))
+    return " ".join([program, *telling])[:CHARS_MAX]
+
+
+def _program(argv: Sequence[str]) -> str | None:
+    """The script or module, past interpreters and their options; None: code on the command line."""
+    words = iter(argv)
+    for word in words:
+        if word == "-c":
+            return None
+        if word == "-m":
+            return next(words, "-m")
+        if word.startswith("-") or "=" in word or _INTERPRETER.fullmatch(os.path.basename(word)):
+            continue
+        return os.path.basename(word)
+    return os.path.basename(argv[0])
+
+
+def _telling(argv: Sequence[str]) -> Iterator[str]:
+    words = list(argv)
+    for at, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        name, equals, value = word[2:].partition("=")
+        if not equals:
+            value = words[at + 1] if at + 1 < len(words) else ""
+        name = name.replace("_", "-").lower()
+        if name == "set":
+            name, _, value = value.partition("=")
+            name = name.replace("_", "-").lower()
+        if (known := TELLING_OPTIONS.get(name)) and value and not value.startswith("--"):
+            yield f"{known}={value}"
