@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.core.machines import A, B, cores, gpu
@@ -320,9 +320,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.contract.finish()
 
 
+PROFILE = os.environ.get("RLQ_HYPOTHESIS", "")
 SchedulerMachine.TestCase.settings = (
     settings(max_examples=3_000, stateful_step_count=50, deadline=None)
-    if os.environ.get("RLQ_HYPOTHESIS") == "thorough"
+    if PROFILE == "thorough"
     else settings(
         max_examples=200,
         stateful_step_count=40,
@@ -330,6 +331,8 @@ SchedulerMachine.TestCase.settings = (
         derandomize=True,
         database=None,
         suppress_health_check=[HealthCheck.too_slow],
+        # A planted bug has to be found, not to be explained.
+        phases=[Phase.generate] if PROFILE == "hunt" else list(Phase),
     )
 )
 TestScheduler = SchedulerMachine.TestCase

@@ -138,7 +138,10 @@ def _check_charge(scheduler: Scheduler, job: Job) -> None:
         assert charge == placement.charge, job
     else:
         assert charge.mem_mib >= footprint.mem_mib_peak, job
-        if not footprint.settled:
+        if footprint.settled:
+            margin = -(-footprint.mem_mib_peak * scheduler.policy.margin_pct // 100)
+            assert charge.mem_mib >= footprint.mem_mib_peak + margin, job
+        else:
             assert charge.mem_mib >= placement.charge.mem_mib, job
             assert charge.gpu_mem_mib >= placement.charge.gpu_mem_mib, job
 

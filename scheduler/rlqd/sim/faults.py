@@ -24,6 +24,7 @@ class Faults:
     supervisor_killed_per_s: float = 0.0
     gpu_lost_per_s: float = 0.0
     nvml_fails_per_s: float = 0.0
+    nvml_hangs_per_s: float = 0.0
     monitor_hangs_per_s: float = 0.0
     clock_jumps_per_s: float = 0.0
     drain_per_s: float = 0.0
@@ -41,7 +42,7 @@ class Faults:
             exit_fails=chance(0.1, 0.5),
             ignores_sigterm=chance(0.2, 0.8),
             hangs=chance(0.0, 0.1),
-            late_report=chance(0.05, 0.4),
+            late_report=chance(0.1, 0.6),
             repeated_report=chance(0.1, 0.5),
             signal_lost=chance(0.1, 0.5),
             unreadable_share=chance(0.0, 0.1, 0.9),
@@ -50,6 +51,7 @@ class Faults:
             supervisor_killed_per_s=chance(0.02),
             gpu_lost_per_s=chance(0.02),
             nvml_fails_per_s=chance(0.0, 0.02),
+            nvml_hangs_per_s=chance(0.0, 0.05),
             monitor_hangs_per_s=chance(0.0, 0.03),
             clock_jumps_per_s=chance(0.0, 0.01),
             drain_per_s=chance(0.0, 0.03),

@@ -173,6 +173,7 @@ class World:
     outside_millicores: int = 0
     processes: dict[int, Process] = field(default_factory=dict[int, Process])
     nvml_fails_until: int = 0
+    nvml_hangs_until: int = 0
     monitor_hangs_until: int = 0
     gpus_taken_at: int = 0
     gpus_seen: tuple[GpuFacts, ...] = ()
@@ -416,7 +417,7 @@ class World:
     def _die(self, process: Process, exit_: Exit) -> None:
         process.alive = False
         process.record = exit_
-        delay = self._ms(4_000, 9_000) if self._hit(self.faults.late_report) else self._ms(0, 40)
+        delay = self._ms(3_000, 15_000) if self._hit(self.faults.late_report) else self._ms(0, 40)
         self._report(delay, ProcessExited(Instant(0), process.job_id, process.attempt, exit_))
 
     def _report(self, delay: int, event: ProcessEvent) -> None:
@@ -498,11 +499,12 @@ class World:
         if self.now < self.nvml_fails_until:
             if self.gpus:
                 problem = "driver and library versions differ"
-            gpus: tuple[GpuFacts, ...] = ()
+            self.gpus_seen = ()
             self.gpus_taken_at = self.now
-        else:
+        elif self.now >= self.nvml_hangs_until:  # else what was read last
+            looks = (self._look_at(gpu, alive) for gpu in self.gpus)
+            self.gpus_seen = tuple(look for look in looks if look is not None)
             self.gpus_taken_at = self.now
-            gpus = tuple(f for gpu in self.gpus if (f := self._look_at(gpu, alive)) is not None)
         return MachineFacts(
             taken_at=now,
             gpus_taken_at=Instant(self.gpus_taken_at),
@@ -516,7 +518,7 @@ class World:
             mem_mib_available=max(
                 0, self.mem_mib_total - HOST_OVERHEAD_MIB - self.outside_mib - used
             ),
-            gpus=gpus,
+            gpus=self.gpus_seen,
             gpus_problem=problem,
             jobs=tuple((p.job_id, self._look_into(p)) for p in alive),
         )
@@ -597,6 +599,8 @@ class World:
             gpu.vanishes = rng.random() < 0.5
         if self._hit(faults.nvml_fails_per_s):
             self.nvml_fails_until = self.now + self._ms(1_000, 15_000)
+        if self._hit(faults.nvml_hangs_per_s):
+            self.nvml_hangs_until = self.now + self._ms(3_000, 20_000)
         if self._hit(faults.monitor_hangs_per_s):
             self.monitor_hangs_until = self.now + self._ms(1_000, 15_000)
         if self._hit(faults.clock_jumps_per_s):
@@ -650,7 +654,7 @@ class World:
         self.is_over = True
         self.faults = Faults()
         self.outside_mib = self.outside_millicores = 0
-        self.nvml_fails_until = self.monitor_hangs_until = 0
+        self.nvml_fails_until = self.nvml_hangs_until = self.monitor_hangs_until = 0
         for gpu in self.gpus:
             gpu.outside_mib = gpu.outside_sm_pct = gpu.lost_until = 0
         now = Instant(self.now)

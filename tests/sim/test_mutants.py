@@ -1,0 +1,264 @@
+"""Bugs planted in the core, each of which the simulator or Hypothesis has to catch.
+
+A checker that catches nothing passes every test but this one.  Each mutant is one small edit of
+a copy of the core; a mutant whose text is no longer there must be brought up to date.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import rlqd
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(rlqd.__file__).parent
+#: Far fewer seeds than `make test` runs anyway: bugs that are hard to find would hide here.
+SEEDS = 200
+PROPERTIES = "tests/core/test_scheduler_properties.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    old: str
+    new: str
+    by: str = "sim"  # or "hypothesis"
+
+
+MUTANTS = [
+    Mutant(
+        "a job whose cancel was confirmed is queued again",
+        "machine.py",
+        """            case Cause.CANCELLED:
+                self._to(job, Finished(Outcome.CANCELLED, exit_, reason or "cancelled"))""",
+        """            case Cause.CANCELLED:
+                self._to(job, Pending(self.now))""",
+    ),
+    Mutant(
+        "a launch that fails is tried for ever",
+        "machine.py",
+        "if passing and failures <= self.policy.launch_retries:",
+        "if passing:",
+    ),
+    Mutant(
+        "news of an older attempt is believed",
+        "machine.py",
+        "return job if job is not None and job.attempt == event.attempt else None",
+        "return job",
+    ),
+    Mutant(
+        "a second launch of the same attempt",
+        "machine.py",
+        "begun = replace(job, attempt=job.attempt + 1)",
+        "begun = replace(job, attempt=max(1, job.attempt))",
+    ),
+    Mutant(
+        "SIGKILL at once, always",
+        "machine.py",
+        "grace_ms = 0 if at_once else job.spec.grace_ms",
+        "grace_ms = 0",
+    ),
+    Mutant(
+        "SIGKILL is not repeated when it was lost",
+        "machine.py",
+        "kill_again_at = Instant(self.now + KILL_AGAIN_MS)",
+        "kill_again_at = Instant(self.now + 10**9)",
+    ),
+    Mutant(
+        "a kill that is due with the time limit waits for the next event",
+        "machine.py",
+        "if isinstance(job.state, Completing) and self._is_due(job):",
+        "if False:",
+    ),
+    Mutant(
+        "a GPU is offered again before it was read",
+        "room.py",
+        "if facts.gpus_taken_at < fresh_after.get(gpu.id, 0):",
+        "if False:",
+    ),
+    Mutant(
+        "an old reading is as good as a new one",
+        "room.py",
+        "if now - facts.gpus_taken_at > policy.stale_ms:",
+        "if False:",
+    ),
+    Mutant(
+        "a lost GPU is still used",
+        "room.py",
+        """    if gpu.problem:
+        return gpu.problem
+    if gpu.mem_mib_free is None or gpu.mem_mib_total is None:
+        return "its memory cannot be read"
+    if gpu.sm_pct is None:
+        return "its utilisation cannot be read"
+""",
+        "",
+    ),
+    Mutant(
+        "host memory that jobs will still grow into is given away",
+        "room.py",
+        "mem_mib=facts.mem_mib_available - policy.mem_mib_reserve - growth_mib,",
+        "mem_mib=facts.mem_mib_available - policy.mem_mib_reserve,",
+    ),
+    Mutant(
+        "GPU memory that jobs will still grow into is given away",
+        "room.py",
+        "gpu.mem_mib = gpu.facts.mem_mib_free - policy.gpu_mem_mib_reserve - growth_mib",
+        "gpu.mem_mib = gpu.facts.mem_mib_free - policy.gpu_mem_mib_reserve",
+    ),
+    Mutant(
+        "outsiders' share of the SM is forgotten",
+        "room.py",
+        "gpu.sm_pct = policy.sm_pct_limit - sm_pct_outside - sm_pct_charged",
+        "gpu.sm_pct = policy.sm_pct_limit - sm_pct_charged",
+    ),
+    Mutant(
+        "the load that was there before is taken for the job's",
+        "room.py",
+        "        if holding.job_id in uses:\n            # A share",
+        "        if True:\n            # A share",
+    ),
+    Mutant(
+        "a job counts for what it uses, not for what it declared",
+        "charge.py",
+        "return max(with_margin(peak), declared or 0)",
+        "return with_margin(peak)",
+    ),
+    Mutant(
+        "no margin on what was measured",
+        "charge.py",
+        "return amount + -(-amount * policy.margin_pct // 100)",
+        "return amount",
+    ),
+    Mutant(
+        "a core is given to two jobs",
+        "room.py",
+        "self.cores_free = self.cores_free | known if sign > 0 else self.cores_free - known",
+        "self.cores_free = self.cores_free | known",
+    ),
+    Mutant(
+        "exclusive means nothing",
+        "placement.py",
+        "if is_full or gpu.is_exclusive or (need.exclusive and gpu.jobs):",
+        "if is_full:",
+    ),
+    Mutant(
+        "no reservation: a stream of small jobs starves a big one",
+        "policy.py",
+        "        if kept is not None and not kept.admits(need, found, ends_at):",
+        "        if False:",
+    ),
+    Mutant(
+        "the reservation goes while a GPU is read again",
+        "policy.py",
+        "    future = room.guessed()\n",
+        "    future = room.copy()\n",
+    ),
+    Mutant(
+        "held jobs start",
+        "machine.py",
+        """            case Pending(held=True):
+                pass
+            case Pending(not_before=at) if at > self.now:""",
+        "            case Pending(not_before=at) if at > self.now:",
+    ),
+    Mutant(
+        "draining starts jobs",
+        "machine.py",
+        "if self.closed or not self._queue.size:",
+        "if not self._queue.size:",
+        by="hypothesis",
+    ),
+    Mutant(
+        "a request that comes too late is not answered",
+        "machine.py",
+        """        if job is None:
+            self._refuse(event, "it has ended already", None)
+        return job""",
+        "        return job",
+    ),
+    Mutant(
+        "a job that succeeded unheard is run again",
+        "machine.py",
+        """                # It had started after all, was told nothing, and came to its own end.
+                self._to(job, _end_of(exit_))""",
+        """                self._finish_stop(job, exit_, "")""",
+    ),
+    Mutant(
+        "a job that was paused has no time limit any more",
+        "machine.py",
+        "deadline = None if left_ms is None else Instant(self.now + left_ms)",
+        "deadline = None",
+    ),
+]
+
+HUNT = """
+import sys
+from rlqd.sim.world import World
+for seed in range(int(sys.argv[1])):
+    try:
+        World(seed, check_every=3).run()
+    except AssertionError as error:
+        print(seed, type(error).__name__, str(error)[:150])
+        sys.exit(1)
+"""
+
+
+def hunt(mutant: Mutant, folder: Path) -> str | None:
+    """How the mutant was caught, or None."""
+    shutil.copytree(PACKAGE, folder / "rlqd", ignore=shutil.ignore_patterns("__pycache__"))
+    target = folder / "rlqd" / "core" / mutant.file
+    source = target.read_text()
+    assert source.count(mutant.old) == 1, (
+        f"{mutant.file} no longer has the text of {mutant.name!r} (once): bring it up to date"
+    )
+    target.write_text(source.replace(mutant.old, mutant.new))
+    env = {**os.environ, "PYTHONPATH": str(folder), "RLQ_HYPOTHESIS": "hunt"}
+    command = [sys.executable, "-c", HUNT, str(SEEDS)]
+    if mutant.by == "hypothesis":
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            PROPERTIES,
+        ]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    last = (done.stdout + done.stderr).strip().splitlines()[-1:]
+    assert done.returncode in (0, 1), done.stderr
+    return " ".join(last) if done.returncode else None
+
+
+def test_every_planted_bug_is_caught(tmp_path: Path) -> None:
+    def one(number: int) -> str | None:
+        return hunt(MUTANTS[number], tmp_path / str(number))
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        caught = list(pool.map(one, range(len(MUTANTS))))
+    for mutant, how in zip(MUTANTS, caught, strict=True):
+        print(f"{mutant.name}: {how}")
+    missed = [m.name for m, how in zip(MUTANTS, caught, strict=True) if how is None]
+    assert not missed, f"not caught: {missed}"
+
+
+def test_without_a_bug_nothing_is_caught(tmp_path: Path) -> None:
+    nothing = Mutant("none", "machine.py", "KILL_AGAIN_MS = 5_000", "KILL_AGAIN_MS = 5_001")
+    assert hunt(nothing, tmp_path) is None
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_the_text_of_each_mutant_is_still_there(mutant: Mutant) -> None:
+    source = (PACKAGE / "core" / mutant.file).read_text()
+    assert source.count(mutant.old) == 1, "bring the mutant up to date with the source"
