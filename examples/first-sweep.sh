@@ -17,10 +17,10 @@ say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; "$@"; }
 
 say rlq daemon start
 out=$folder/runs
-say rlq submit sac --algo sb3 --env Pendulum-v1 --steps 2000 --set learning_starts=200 --out "$out"
-say rlq submit sac --algo sbx --env Pendulum-v1 --steps 2000 --set learning_starts=200 --out "$out"
-say rlq submit sac --algo sb3 --env Humanoid-v5 --steps 1000 --set learning_starts=200 --out "$out"
-say rlq submit sac --algo sbx --env Humanoid-v5 --steps 1000 --set learning_starts=200 --out "$out"
+say rlq submit sac --algo sb3 --env Pendulum-v1 --steps 1500 --set learning_starts=200 --eval-freq 0 --eval-episodes 2 --out "$out"
+say rlq submit sac --algo sbx --env Pendulum-v1 --steps 1500 --set learning_starts=200 --eval-freq 0 --eval-episodes 2 --out "$out"
+say rlq submit sac --algo sb3 --env Humanoid-v5 --steps 700 --set learning_starts=200 --eval-freq 0 --eval-episodes 1 --out "$out"
+say rlq submit sac --algo sbx --env Humanoid-v5 --steps 700 --set learning_starts=200 --eval-freq 0 --eval-episodes 1 --out "$out"
 say rlq list
 say rlq wait --all
 say rlq history
