@@ -109,11 +109,11 @@ def _callback_classes(callbacks: Any, algorithm: Any) -> tuple[Any, Any]:
                 self._give_up(error)
 
         def on_step(self) -> bool:
-            if time.monotonic() >= self.due_s:
-                try:
+            try:
+                if time.monotonic() >= self.due_s:
                     self._tell()
-                except Exception as error:
-                    self._give_up(error)
+            except Exception as error:
+                self._give_up(error)
             return True
 
         _on_step = on_step
@@ -137,6 +137,8 @@ def _callback_classes(callbacks: Any, algorithm: Any) -> tuple[Any, Any]:
             self.started_s = time.monotonic()
             self.due_s = 0.0
             _current = self
+            if not _reports_itself(0.0):
+                _is_ours_to_report()
 
         def _tell(self) -> None:
             now_s = time.monotonic()

@@ -1,0 +1,11 @@
+"""Lets every report through, where a test counts them."""
+
+from __future__ import annotations
+
+import sys
+
+import stable_baselines3.common.base_class  # noqa: F401
+
+attached = sys.modules["_rlq_hooks"]
+attached.INTERVAL_S = 0.0  # type: ignore[attr-defined]
+attached.reporter().SEND_INTERVAL_S = 0.0  # type: ignore[attr-defined]
