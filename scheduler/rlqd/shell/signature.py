@@ -47,7 +47,7 @@ def signature_of(spec: JobSpec) -> str:
 
 
 def _program(argv: Sequence[str]) -> str | None:
-    """The script or module, past interpreters and their options; None: code on the command line."""
+    """The script or module, past interpreters and their options; None: code given with -c."""
     words = iter(argv)
     for word in words:
         if word == "-c":
