@@ -182,6 +182,10 @@ class FakeDaemon:
                 return m.Variables(env=self.env)
             case m.Devices():
                 return m.Machine(host=HOST)
+            case m.Profile():
+                return m.Profiles()
+            case m.Forget():
+                return m.Ok(message=f"forgotten: {request.signature}")
             case m.Status():
                 return m.DaemonStatus(
                     version=__version__,

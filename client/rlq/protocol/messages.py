@@ -68,6 +68,9 @@ class JobSpec(Part, frozen=True, kw_only=True):
     like: str = ""
     #: Rotate the log at this size, keeping one older part; None: unbounded.
     log_mib_max: int | None = None
+    #: Start it while there is room, whether it makes the machine faster or not: what
+    #: `rlq calibrate` measures is what the throughput guard would prevent.
+    unguarded: bool = False
 
     def __repr__(self) -> str:
         # A job's environment holds tokens and passwords: it is never printed.
@@ -129,6 +132,8 @@ class Job(Part, frozen=True, kw_only=True):
     #: The supervisor's and the command's process ids, while it runs.
     pid: int | None = None
     log_path: str = ""
+    #: Jobs of one signature are charged and packed alike; "": nothing tells it from others.
+    signature: str = ""
 
 
 # ---- selections --------------------------------------------------------------------
@@ -225,6 +230,19 @@ class Status(Message, frozen=True, kw_only=True):
     pass
 
 
+class Profile(Message, frozen=True, kw_only=True):
+    """What was learned of programs and of devices."""
+
+    #: A shell pattern over signatures, or a part of one; "": all.
+    pattern: str = ""
+
+
+class Forget(Message, frozen=True, kw_only=True):
+    """Drop what was learned of a program, and of every mix it was in."""
+
+    signature: str
+
+
 class Drain(Message, frozen=True, kw_only=True):
     """Start nothing more (`on`), or go on starting (`on=False`)."""
 
@@ -250,6 +268,8 @@ Request = (
     | Environment
     | Devices
     | Status
+    | Profile
+    | Forget
     | Drain
     | Stop
 )
@@ -360,6 +380,17 @@ class Variables(Message, frozen=True, kw_only=True):
     env: dict[str, str]
 
 
+class Throughput(Part, frozen=True, kw_only=True):
+    """What the queue's jobs on one device achieve just now (Eyerman and Eeckhout 2008)."""
+
+    jobs: int = 0
+    #: System throughput: the sum of each job's steps/s over its steps/s alone, so how many times
+    #: one job's speed they give.  None: not all report, or one was never measured alone.
+    stp: float | None = None
+    #: Average normalised turnaround time: how many times longer a job takes than alone.
+    antt: float | None = None
+
+
 class GpuProcess(Part, frozen=True, kw_only=True):
     pid: int
     user: str
@@ -387,6 +418,8 @@ class Gpu(Part, frozen=True, kw_only=True):
     #: Memory and SM share promised to the queue's jobs, beyond what they use now included.
     mem_mib_charged: int = 0
     sm_pct_charged: int = 0
+    #: The queue's jobs on it, and what they achieve together: see Throughput.
+    throughput: Throughput = Throughput()
 
 
 class Host(Part, frozen=True, kw_only=True):
@@ -398,6 +431,8 @@ class Host(Part, frozen=True, kw_only=True):
     mem_mib_total: int
     mem_mib_available: int
     mem_mib_charged: int
+    #: Of the jobs without GPU.
+    throughput: Throughput = Throughput()
 
 
 class Machine(Message, frozen=True, kw_only=True):
@@ -407,6 +442,55 @@ class Machine(Message, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()
     #: "" or why NVML cannot be read at all, in words.
     nvml_problem: str = ""
+    #: There is no NVIDIA driver here, and so nothing is wrong.
+    nvml_absent: bool = False
+
+
+class SoloRate(Part, frozen=True, kw_only=True):
+    """The training speed of a program alone on a device."""
+
+    device: str  # a kind: its model, or "CPU, 16 cores"; ", shared" when outsiders use it
+    steps_per_s: float
+    observations: int = 1
+    learned_at: float = 0.0
+
+
+class Profiled(Part, frozen=True, kw_only=True):
+    """What is known of one program.  None: not known."""
+
+    signature: str
+    #: Jobs whose peaks were learned.
+    runs: int = 0
+    learned_at: float = 0.0
+    mem_mib: int | None = None
+    gpu_mem_mib: int | None = None
+    sm_pct: int | None = None
+    cpu_cores: float | None = None
+    solo: tuple[SoloRate, ...] = ()
+
+
+class CurvePoint(Part, frozen=True, kw_only=True):
+    jobs: int
+    #: How many times one job's speed so many jobs give.
+    stp: float
+    observations: int = 1
+    learned_at: float = 0.0
+
+
+class Curve(Part, frozen=True, kw_only=True):
+    """STP against the number of jobs, on one kind of device, for one mix of programs."""
+
+    device: str
+    signatures: tuple[str, ...]
+    #: From two jobs on; one job gives 1 by definition.
+    points: tuple[CurvePoint, ...] = ()
+
+
+class Profiles(Message, frozen=True, kw_only=True):
+    """By signature, and by device and mix."""
+
+    programs: tuple[Profiled, ...] = ()
+    curves: tuple[Curve, ...] = ()
 
 
 class DaemonStatus(Message, frozen=True, kw_only=True):
@@ -441,6 +525,7 @@ Reply = (
     | Explanation
     | Variables
     | Machine
+    | Profiles
     | DaemonStatus
     | Ok
 )

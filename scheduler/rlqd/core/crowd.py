@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlqd.core.guard import DeviceKind, Guard, Occupant, Verdict
+from rlqd.core.guard import DeviceKind, Guard, Occupant, Throughput, Verdict
 from rlqd.core.model import GpuFacts, GpuId, Instant, JobFacts, JobId, JobSpec, MachineFacts
 from rlqd.core.room import Holding
 
@@ -55,6 +55,9 @@ class Crowd:
             guard.observe(now, device or "cpu", kind, self.occupants[device])
 
     def judge(self, now: Instant, guard: Guard, spec: JobSpec, device: Device) -> Verdict:
+        if spec.unguarded:
+            jobs = len(self.occupants.get(device, []))
+            return Verdict(admits=True, because="unguarded", jobs=jobs)
         return guard.judge(
             now,
             self.kinds.get(device, "?"),
@@ -62,6 +65,10 @@ class Crowd:
             spec.signature,
             expects_linear=device is None,
         )
+
+    def throughput(self, guard: Guard, device: Device) -> Throughput:
+        """What the jobs on it achieve just now."""
+        return guard.throughput(self.kinds.get(device, "?"), self.occupants.get(device, []))
 
     def add(self, now: Instant, job_id: JobId, spec: JobSpec, gpus: tuple[GpuId, ...]) -> None:
         one = Occupant(

@@ -100,7 +100,7 @@ class Verdict:
     """Whether one more job is worth starting, and why, as data."""
 
     admits: bool
-    #: "free", "unjudged", "prior", "known", "explore", "measuring", "flat"
+    #: "free", "unjudged", "unguarded", "prior", "known", "explore", "measuring", "flat"
     because: str
     jobs: int = 0
     stp: int | None = None
@@ -111,6 +111,15 @@ class Verdict:
     def is_judged(self) -> bool:
         """By what the jobs on the device achieve; else only by whether there is room."""
         return self.because not in ("unjudged", "free")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Of the jobs on one device, in thousandths.  None: not known."""
+
+    jobs: int
+    stp: int | None = None
+    antt: int | None = None
 
 
 @dataclass(slots=True)
@@ -163,14 +172,14 @@ class Guard:
             if (mean := self._settled_mean(watch, now)) is not None:
                 self._learn_solo(kind, one.signature, mean, now)
             return
-        total = self._normalised(kind, occupants)
+        total = self.normalised(kind, occupants)
         if total is None:
             return
         watch.readings.append((now, total))
         if (mean := self._settled_mean(watch, now)) is not None:
             self._learn_stp(Mix.of(kind, (o.signature for o in occupants)), mean, now)
 
-    def _normalised(self, kind: DeviceKind, occupants: Sequence[Occupant]) -> int | None:
+    def normalised(self, kind: DeviceKind, occupants: Sequence[Occupant]) -> int | None:
         """STP of these rates; None while the rate of one of them alone is not known."""
         total = 0
         for o in occupants:
@@ -302,6 +311,23 @@ class Guard:
                 return known >= UNDISTURBED * jobs and here.jobs < 2 * jobs
         return False
 
+    def throughput(self, kind: DeviceKind, occupants: Sequence[Occupant]) -> Throughput:
+        """What these jobs achieve just now, as far as all of them report and are known alone."""
+        rates = {
+            o.job_id: o.steps_milli_per_s for o in occupants if o.steps_milli_per_s is not None
+        }
+        solo = {
+            o.job_id: rate
+            for o in occupants
+            if (rate := self.solo_of(kind, o.signature)) is not None
+        }
+        is_known = 0 < len(occupants) == len(rates)
+        return Throughput(
+            jobs=len(occupants),
+            stp=self.normalised(kind, occupants) if is_known else None,
+            antt=antt(rates, solo) if is_known else None,
+        )
+
     # ---- keeping -------------------------------------------------------------------
 
     def take_changes(self) -> list[Learned]:
@@ -311,6 +337,22 @@ class Guard:
         )
         self._changed.clear()
         return changes
+
+    def known(self, now: Instant) -> list[Learned]:
+        """All that counts now, sorted by device, mix and number of jobs."""
+        rows = [Learned(kind, (one,), 0, found) for (kind, one), found in self.solo.items()]
+        rows += [Learned(m.kind, m.signatures, m.jobs, found) for m, found in self.stp.items()]
+        fresh = [r for r in rows if now - r.estimate.at <= self.policy.forget_ms]
+        return sorted(fresh, key=lambda row: (row.kind, row.signatures, row.jobs))
+
+    def forget(self, signature: Signature) -> None:
+        """The program, and every mix it was in."""
+        self.solo = {key: found for key, found in self.solo.items() if key[1] != signature}
+        self.stp = {m: found for m, found in self.stp.items() if signature not in m.signatures}
+        self._mute.discard(signature)
+        self._changed = {k: row for k, row in self._changed.items() if signature not in k[1]}
+        # A reading that is under way may have been divided by what is forgotten now.
+        self._watches.clear()
 
     def load(self, rows: Iterable[Learned], now: Instant) -> None:
         """Take in what an earlier daemon learned.  Too old: left out."""

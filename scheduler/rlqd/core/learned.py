@@ -63,6 +63,10 @@ class Peaks:
         self.known[peak.signature] = peak if before is None else before.after(peak)
         self._changed.add(peak.signature)
 
+    def forget(self, signature: str) -> None:
+        self.known.pop(signature, None)
+        self._changed.discard(signature)
+
     def take_changes(self) -> list[LearnedPeak]:
         """What changed since the last call, for the database."""
         changes = [self.known[s] for s in sorted(self._changed)]

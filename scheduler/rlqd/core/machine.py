@@ -63,6 +63,7 @@ from rlqd.core.model import (
     ProcessExited,
     ProcessLost,
     ProcessStarted,
+    ProgramForgotten,
     Refuse,
     ReleaseRequested,
     RequeueRequested,
@@ -277,6 +278,9 @@ class Scheduler:
                     self._voided(job)
             case AdmissionSet(reason=reason):
                 self.closed = reason
+            case ProgramForgotten(signature=signature):
+                self.guard.forget(signature)
+                self.peaks.forget(signature)
             case Tick():
                 pass
             case _:

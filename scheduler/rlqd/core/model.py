@@ -35,6 +35,8 @@ class JobSpec:
     requeue: bool = False
     #: Jobs of one signature are taken to behave alike: program, algorithm, environment.
     signature: str = ""
+    #: The throughput guard has no say in its start: its effect is to be measured.
+    unguarded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,6 +389,14 @@ class AdmissionSet:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramForgotten:
+    """What was learned of it is gone from the database."""
+
+    now: Instant
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     now: Instant
 
@@ -401,7 +411,7 @@ UserEvent = (
     | ResumeRequested
     | RequeueRequested
 )
-Event = UserEvent | MachineSampled | ProcessEvent | AdmissionSet | Tick
+Event = UserEvent | MachineSampled | ProcessEvent | AdmissionSet | ProgramForgotten | Tick
 
 # ---- actions: commands to the shell ------------------------------------------------
 

@@ -94,6 +94,18 @@ class Ledger:
         core.guard.load([row for row in found if isinstance(row, Learned)], now)
         core.peaks.load([row for row in found if isinstance(row, LearnedPeak)])
 
+    def forget(self, signature: str) -> int:
+        """Drop what was learned of a program, and of the mixes it was in; how many figures.
+
+        Raises:
+            UnavailableError: nothing was dropped.
+        """
+        keys = [key for key, _, _ in self.store.learned() if rows.is_about(key, signature)]
+        if keys:
+            with self.store.transaction():
+                self.store.drop_learned(keys)
+        return len(keys)
+
     def _update(self, job: model.Job, at: float) -> None:
         state = job.state
         live = self.views.live[job.id]

@@ -22,7 +22,7 @@ from typing import assert_never
 
 import zmq
 
-from rlq.errors import NotPermittedError, ProtocolError, RlqError, UnavailableError
+from rlq.errors import NotFoundError, NotPermittedError, ProtocolError, RlqError, UnavailableError
 from rlq.protocol import codec
 from rlq.protocol import messages as wire
 from rlq.protocol.states import LIVE_STATES
@@ -34,7 +34,7 @@ from rlqd.adapters.zeromq import Received, Server
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.machine import Scheduler
-from rlqd.shell import launching, rows, sampling, validation
+from rlqd.shell import launching, learning, rows, sampling, validation
 from rlqd.shell.attempts import Attempts
 from rlqd.shell.ledger import Ledger
 from rlqd.shell.progress import Tracker
@@ -473,6 +473,10 @@ class Pump:
             case wire.Wait() as request:
                 self._wait(question, request, now)
                 return None
+            case wire.Profile(pattern=pattern):
+                return learning.profiles(self.core, pattern, time.time())
+            case wire.Forget(signature=signature):
+                return self._forget(signature, peer, now)
             case wire.Drain(on=on):
                 return self._drain(on, peer, now)
             case wire.Stop():
@@ -529,6 +533,17 @@ class Pump:
         if on:
             return wire.Ok(message=f"draining: nothing new starts; {running} jobs run on")
         return wire.Ok(message="no longer draining")
+
+    def _forget(self, signature: str, peer: Peer, now: model.Instant) -> wire.Reply:
+        self._require_operator(peer)
+        if self._broken:
+            raise unavailable(self._broken)
+        if not self.ledger.forget(signature):
+            raise NotFoundError(
+                f"nothing was learned of {signature!r}", hint="`rlq profile` lists the signatures"
+            )
+        self._facts.append(model.ProgramForgotten(now, signature))
+        return wire.Ok(message=f"forgotten: {signature}")
 
     def _reply(self, route: bytes, request_id: bytes, reply: wire.Reply) -> None:
         self.server.send(route, codec.encode(request_id or b"?", reply))

@@ -100,6 +100,12 @@ def dump_learned(row: Learned | LearnedPeak, at: float) -> tuple[str, bytes, flo
     return key, _encoder.encode(row), at
 
 
+def is_about(key: str, signature: str) -> bool:
+    """Whether the row of this key was learned of the program, alone or in a mix."""
+    kind, *rest = key.split("\0")
+    return signature in (rest if kind == "peak" else rest[2:])
+
+
 def load_learned(key: str, body: bytes, age_ms: int, now: model.Instant) -> Learned | LearnedPeak:
     """The row, its time put on this boot's clock."""
     at = model.Instant(now - age_ms)
@@ -126,6 +132,7 @@ def core_spec(spec: WireSpec, uid: int, config: Config) -> model.JobSpec:
         grace_ms=config.defaults.grace_ms if spec.grace_ms is None else spec.grace_ms,
         requeue=spec.requeue,
         signature=signature_of(spec),
+        unguarded=spec.unguarded,
     )
 
 

@@ -1,7 +1,9 @@
 """Which jobs are alike: the program, and those of its options that decide what it costs.
 
 A signature is for people too (`rlq profile` lists them): `train.py algo=sac env=Humanoid-v5`.
-Seeds, output folders and learning rates are left out; they change results, not speed.
+Seeds, output folders and learning rates are left out; they change results, not speed.  So is
+the device where it follows from where the daemon puts the job: what is learned on a device is
+kept under that device.
 """
 
 from __future__ import annotations
@@ -42,8 +44,14 @@ def signature_of(spec: JobSpec) -> str:
     program = _program(spec.argv)
     if program is None:
         return ""
-    telling = sorted(set(_telling(spec.argv)))
+    telling = sorted(set(_telling(spec.argv)) - _where_it_runs(spec))
     return " ".join([program, *telling])[:CHARS_MAX]
+
+
+def _where_it_runs(spec: JobSpec) -> set[str]:
+    """Only a job that may hold a GPU and leaves it alone (`--device cpu`) is another program."""
+    follows = {"device=auto", "device=cuda", "device=gpu"}
+    return follows | {"device=cpu"} if spec.resources.gpus == 0 else follows
 
 
 def _program(argv: Sequence[str]) -> str | None:

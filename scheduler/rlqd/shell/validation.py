@@ -74,6 +74,11 @@ def _check_job(spec: JobSpec) -> None:
         raise UsageError(
             "a job's name is printable and has at most 200 characters", hint="--name sac-seed3"
         )
+    if len(spec.like) > NAME_CHARS_MAX or not spec.like.isprintable():
+        raise UsageError(
+            "the name that a job is like is printable and has at most 200 characters",
+            hint="--like big-sac",
+        )
     _check_range("umask", spec.umask, 0, 0o777)
     _check_range("priority", spec.priority, -1000, 1000)
     _check_range("the grace period", spec.grace_ms, 0, 86_400_000)

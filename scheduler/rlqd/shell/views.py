@@ -15,6 +15,7 @@ from rlq.protocol.messages import (
     Host,
     Job,
     Machine,
+    Throughput,
     Usage,
 )
 from rlq.protocol.units import format_duration
@@ -22,11 +23,14 @@ from rlq.version import VERSION
 from rlqd.adapters.sqlite import Row
 from rlqd.config import Config
 from rlqd.core import model
+from rlqd.core.crowd import Crowd
+from rlqd.core.guard import ONE_JOB
 from rlqd.core.machine import Scheduler
 from rlqd.core.policy import Plan
 from rlqd.readings import GpuReading, GpusReading, HostReading
 from rlqd.shell import explaining, launching, rows
 from rlqd.shell.progress import Tracker
+from rlqd.shell.signature import signature_of
 
 
 @dataclass(slots=True)
@@ -113,6 +117,7 @@ class Views:
             progress=progress,
             pid=pid,
             log_path="" if is_hidden else launching.log_path(spec, row.id, row.uid, self.logs_dir),
+            signature="" if is_hidden else signature_of(spec),
         )
 
     def usage(self, job: model.Job) -> Usage | None:
@@ -155,6 +160,7 @@ class Views:
         host, gpus = self.host(), self.gpus()
         holdings = self.core.holdings()
         facts = self.core.facts
+        crowd = Crowd.of(holdings, facts) if facts is not None else None
         physical = len({c.physical for c in facts.cores}) if facts is not None else 0
         return Machine(
             host=Host(
@@ -165,12 +171,24 @@ class Views:
                 mem_mib_total=0 if host is None else host.mem_mib_total,
                 mem_mib_available=0 if host is None else host.mem_mib_available,
                 mem_mib_charged=sum(h.charge.mem_mib for h in holdings),
+                throughput=self._throughput(crowd, None),
             ),
-            gpus=tuple(self._gpu(g) for g in (() if gpus is None else gpus.gpus)),
+            gpus=tuple(self._gpu(g, crowd) for g in (() if gpus is None else gpus.gpus)),
             nvml_problem="not read yet" if gpus is None else gpus.problem,
+            nvml_absent=gpus is not None and gpus.absent,
         )
 
-    def _gpu(self, gpu: GpuReading) -> Gpu:
+    def _throughput(self, crowd: Crowd | None, device: model.GpuId | None) -> Throughput:
+        if crowd is None:
+            return Throughput()
+        found = crowd.throughput(self.core.guard, device)
+        return Throughput(
+            jobs=found.jobs,
+            stp=None if found.stp is None else found.stp / ONE_JOB,
+            antt=None if found.antt is None else found.antt / ONE_JOB,
+        )
+
+    def _gpu(self, gpu: GpuReading, crowd: Crowd | None) -> Gpu:
         gpu_id = model.GpuId(gpu.uuid)
         here = [h for h in self.core.holdings() if gpu_id in h.placement.gpus]
         processes: list[GpuProcess] = []
@@ -201,6 +219,7 @@ class Views:
             processes=tuple(processes),
             mem_mib_charged=sum(h.charge.gpu_mem_mib for h in here),
             sm_pct_charged=sum(h.charge.sm_pct for h in here),
+            throughput=self._throughput(crowd, gpu_id),
         )
 
     def _job_of(self, pid: int) -> int | None:
