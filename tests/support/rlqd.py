@@ -35,6 +35,8 @@ grace = "5s"
 period = "200ms"
 [scheduling]
 settle = "1s"
+[guard]
+first_report = "0s"
 """
 
 #: A fake training run: puts itself on the stub GPU, says so, and works until told otherwise.
