@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.machine import print_machine
 from rlqd.adapters.host import HostMonitor
 
 # Each supervisor's children hold 20 MiB of their own; the last line keeps all of them asleep.
@@ -35,6 +38,7 @@ def main() -> None:
     parser.add_argument("--others", type=int, default=300)
     parser.add_argument("--readings", type=int, default=60)
     options = parser.parse_args()
+    print_machine()
     started: list[subprocess.Popen[bytes]] = []
     try:
         started += [subprocess.Popen(["sleep", "600"]) for _ in range(options.others)]
@@ -71,7 +75,6 @@ def measure(supervisors: list[int], readings: int) -> None:
     listed = sum(name.isdecimal() for name in os.listdir("/proc"))
     members = sum(len(tree.pids) for tree in reading.trees.values())
     steady_ms = costs_ms[5:]
-    print(f"machine: {os.cpu_count()} CPUs, {platform.machine()}, Linux {platform.release()}")
     print(f"{len(reading.trees)} trees, {members} processes in them, {listed} in /proc")
     print(f"first reading: {costs_ms[0]:.1f} ms of CPU")
     print(

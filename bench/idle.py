@@ -46,6 +46,7 @@ def main() -> None:
         time.sleep(options.settle)
         cpu_pct: list[float] = []
         theirs_pct: list[float] = []
+        rss_mib: list[float] = []
         for _ in range(options.repeats):
             before, theirs_before = cpu_s(daemon), sum(map(cpu_s, supervisors))
             began = time.monotonic()
@@ -53,11 +54,11 @@ def main() -> None:
             spent_s = time.monotonic() - began
             cpu_pct.append((cpu_s(daemon) - before) / spent_s * 100)
             theirs_pct.append((sum(map(cpu_s, supervisors)) - theirs_before) / spent_s * 100)
-        rss_mib = daemon.memory_info().rss / 2**20
+            rss_mib.append(daemon.memory_info().rss / 2**20)
         pss_mib = sum(p.memory_full_info().pss for p in supervisors) / 2**20
     what = f"with {options.jobs} running jobs"
     tell(f"rlqd idle CPU {what}", cpu_pct, "% of a core", at_most=1)
-    tell(f"rlqd memory (RSS) {what}", [rss_mib], "MiB", at_most=80)
+    tell(f"rlqd memory (RSS) {what}", rss_mib, "MiB", at_most=80)
     tell("the supervisors' CPU, together", theirs_pct, "% of a core")
     tell("the supervisors' memory (PSS), together", [pss_mib], "MiB")
 
