@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.core.machines import Desk, spec
 
 from rlqd.core import policy
 from rlqd.core.charge import Need
-from rlqd.core.model import Policy
+from rlqd.core.model import Placement, Policy
 from rlqd.core.placement import NoRoom, place
 from rlqd.core.room import Room
 
@@ -18,9 +20,9 @@ class Counter:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, need: Need, room: Room, policy: Policy) -> object | NoRoom:
+    def __call__(self, need: Need, room: Room, policy: Policy, *rest: Any) -> Placement | NoRoom:
         self.calls += 1
-        return place(need, room, policy)
+        return place(need, room, policy, *rest)
 
 
 @pytest.fixture

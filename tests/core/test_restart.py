@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.core.machines import EXACT, Desk, spec
+from dataclasses import replace
+
+from tests.core.machines import EXACT, FACTS, A, Desk, gpu, spec
 
 from rlqd.core import invariants
 from rlqd.core.machine import Scheduler
@@ -93,3 +95,17 @@ def test_after_a_reboot_a_job_that_ran_is_lost_or_queued_again() -> None:
     assert desk.outcome(once).value == "NODE_FAIL"
     assert isinstance(desk.state(again), Starting)
     assert desk.launched[again].attempt == 2
+
+
+def test_a_reading_from_before_the_restart_offers_no_gpu() -> None:
+    # Which jobs had left a GPU since is forgotten with the daemon that knew.
+    desk = Desk(replace(FACTS, gpus=(gpu(A),)))
+    (first,) = desk.run(spec(gpus=1, gpu_mem=20_000))
+    before = desk.reading()
+    desk.exit(first, after=100)
+    come_back(desk, clock=desk.now + 100)
+    (second,) = desk.submit(spec(gpus=1, gpu_mem=20_000))
+    desk.tell(before)
+    assert second not in desk.launched
+    desk.sample()
+    assert second in desk.launched

@@ -130,8 +130,8 @@ MUTANTS = [
     Mutant(
         "a job counts for what it uses, not for what it declared",
         "charge.py",
-        "return max(with_margin(peak), declared or 0)",
-        "return with_margin(peak)",
+        "return max(_with_margin(peak, policy), declared or 0)",
+        "return _with_margin(peak, policy)",
     ),
     Mutant(
         "no margin on what was measured",

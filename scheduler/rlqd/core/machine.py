@@ -134,6 +134,8 @@ class Scheduler:
     #: A GPU that a job has left admits nothing until it was read after this.  Kept for ever,
     #: one number per GPU: an older reading may still come late.
     _gpus_fresh_after: dict[GpuId, Instant] = field(default_factory=dict[GpuId, Instant])
+    #: Which GPUs were left before this is not known: a reading from before it does not count.
+    _born_at: Instant = field(default=Instant(0))
     #: Equal specs are one object, and a waiting job costs little memory.
     _specs: dict[JobSpec, JobSpec] = field(default_factory=dict[JobSpec, JobSpec])
     _reserve_at: Instant | None = None
@@ -150,7 +152,7 @@ class Scheduler:
         than it ever can is of the old clock.  And the time that no daemon was there to hear of
         a start is not counted against it.
         """
-        scheduler = cls(policy=policy, now=now)
+        scheduler = cls(policy=policy, now=now, _born_at=now)
         for job in rows:
             assert not isinstance(job.state, Finished), job
             scheduler._enter(replace(job, state=_on_this_clock(now, job, policy)))
@@ -215,7 +217,11 @@ class Scheduler:
         """What is left for one more job; None: the machine has not been read, or too long ago."""
         if self.facts is None or self.now - self.facts.taken_at > self.policy.stale_ms:
             return None
-        return measure(self.now, self.facts, self.holdings(), self._gpus_fresh_after, self.policy)
+        fresh_after = {
+            gpu.id: max(self._born_at, self._gpus_fresh_after.get(gpu.id, Instant(0)))
+            for gpu in self.facts.gpus
+        }
+        return measure(self.now, self.facts, self.holdings(), fresh_after, self.policy)
 
     def plan(self) -> Plan | None:
         """What would start now and why the rest waits; None: nothing may be decided now."""

@@ -32,6 +32,7 @@ from rlqd.core.model import (
     Launch,
     LaunchFailed,
     LaunchVoided,
+    Learn,
     MachineFacts,
     MachineSampled,
     PauseRequested,
@@ -292,7 +293,7 @@ class Contract:
                 else:
                     demand(job_id not in self.paused, f"woken, and nobody resumed it: {job_id}")
                 attempt.paused = on
-            case SampleNow() | Accept() | Refuse():
+            case SampleNow() | Learn() | Accept() | Refuse():
                 pass
 
     def _signalled(self, job_id: JobId, number: int, pid: int, what: str) -> Attempt:
