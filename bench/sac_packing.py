@@ -225,8 +225,7 @@ class Tsp(Arm):
     def __init__(self, folder: Path, sizes: Sizes, env: Mapping[str, str]) -> None:
         super().__init__(folder, sizes, env)
         self._queue = TaskSpooler(slots=sizes.jobs)
-        # Its own folder and slots, and no thread variables.
-        self._env = {k: v for k, v in self._queue.env.items() if k in env or k[:3] == "TS_"}
+        self._env = {k: v for k, v in self._queue.env.items() if k not in THREAD_VARIABLES}
         self._ids: list[str] = []
 
     def start(self) -> None:
