@@ -228,17 +228,15 @@ class Scheduler:
         room = self.room()
         if room is None or self.facts is None:
             return None
-        return policies.plan(
-            self.now,
-            self._queue,
-            room,
-            self.holdings(),
-            self.facts,
-            self.policy,
-            self._since,
-            self.guard,
-            self.peaks,
+        scene = policies.Scene(
+            now=self.now,
+            facts=self.facts,
+            policy=self.policy,
+            guard=self.guard,
+            peaks=self.peaks,
+            waiting_since=self._since,
         )
+        return policies.plan(scene, self._queue, room, self.holdings())
 
     def jobs_ahead(self, job: Job) -> int:
         return self._queue.ahead_of(job.spec, job.id)

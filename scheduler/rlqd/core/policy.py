@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from rlqd.core.charge import Need, need_of, need_on
 from rlqd.core.crowd import Crowd, Device
 from rlqd.core.guard import ONE_JOB, Guard, Verdict
-from rlqd.core.learned import LearnedPeak, Peaks
+from rlqd.core.learned import Peaks
 from rlqd.core.model import GpuId, Instant, JobId, JobSpec, MachineFacts, Placement, Policy
 from rlqd.core.placement import NoRoom, Shortage, place
 from rlqd.core.queue import WaitingQueue
@@ -93,27 +93,28 @@ class Plan:
     head: JobId | None = None
 
 
-def plan(
-    now: Instant,
-    queue: WaitingQueue,
-    room: Room,
-    holdings: Sequence[Holding],
-    facts: MachineFacts,
-    policy: Policy,
-    waiting_since: Mapping[JobId, Instant],
-    guard: Guard,
-    peaks: Peaks,
-) -> Plan:
-    """Decide as if at `now`.  `room` is used up; `waiting_since` is asked for blocked heads."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a pass goes by."""
+
+    now: Instant
+    facts: MachineFacts
+    policy: Policy
+    guard: Guard
+    peaks: Peaks
+    #: Asked for the blocked head of the queue only.
+    waiting_since: Mapping[JobId, Instant]
+
+
+def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holding]) -> Plan:
+    """Decide.  `room` is used up."""
+    now, policy = scene.now, scene.policy
     result = Plan()
     started: list[Holding] = []
-    crowd = Crowd.of(holdings, facts)
+    crowd = Crowd.of(holdings, scene.facts)
     walk = queue.in_order()
     for job_id, spec in walk:
-        choice = choose(
-            now, spec, room, facts, policy, crowd, guard, peaks.get(spec.signature, now)
-        )
-        need, found = choice.need, choice.found
+        need, found = choose(scene, spec, room, crowd)
         ends_at = latest_end(now, spec)
         if isinstance(found, NoRoom):
             walk.skip()
@@ -121,7 +122,7 @@ def plan(
             if only_throughput(found):
                 continue  # there is room: nothing needs to be kept for it
             if result.reservation is None and result.head is None:
-                if now - waiting_since[job_id] >= policy.reserve_after_ms:
+                if now - scene.waiting_since[job_id] >= policy.reserve_after_ms:
                     holders = [*holdings, *started]
                     result.reservation = reserve(now, job_id, need, room, holders, policy)
                 else:
@@ -130,12 +131,12 @@ def plan(
         kept = result.reservation
         if kept is not None and not kept.admits(need, found, ends_at):
             # The GPU that is best for it is kept; another may do.
-            elsewhere = place(need, kept.beside(need, room), policy) if need.gpus else None
-            if not isinstance(elsewhere, Placement) or not kept.admits(need, elsewhere, ends_at):
+            if need.gpus:
+                need, found = choose(scene, spec, kept.beside(need, room), crowd)
+            if not isinstance(found, Placement) or not kept.admits(need, found, ends_at):
                 walk.skip()
                 result.blocked[spec] = Blocked(None, kept.job_id)
                 continue
-            found = elsewhere
         room.take(found, need.charge, exclusive=need.exclusive)
         if result.reservation is not None:
             result.reservation.take(need, found, ends_at)
@@ -155,29 +156,19 @@ def plan(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    need: Need
-    found: Placement | NoRoom
-
-
 def choose(
-    now: Instant,
-    spec: JobSpec,
-    room: Room,
-    facts: MachineFacts,
-    policy: Policy,
-    crowd: Crowd,
-    guard: Guard,
-    learned: LearnedPeak | None,
-) -> Choice:
+    scene: Scene, spec: JobSpec, room: Room, crowd: Crowd
+) -> tuple[Need, Placement | NoRoom]:
     """Where one more job of this kind would go, by room and by what it would add."""
+    guard, policy = scene.guard, scene.policy
+    learned = scene.peaks.get(spec.signature, scene.now)
 
     def judge(device: Device) -> Verdict:
-        return crowd.judge(now, guard, spec, device)
+        return crowd.judge(scene.now, guard, spec, device)
 
-    need = need_of(spec, facts, policy, learned)
-    first = Choice(need, place(need, room, policy, judge))
+    need = need_of(spec, scene.facts, policy, learned)
+    found = place(need, room, policy, judge)
+    first = (need, found)
     if spec.gpus is not None or need.gpus == 0:
         return first
     # It may run on either.  The CPU is chosen only on knowledge, never for a try: a job stays
@@ -186,13 +177,13 @@ def choose(
     gain_cpu = expected_gain(crowd, guard, spec, None, judge(None))
     if gain_cpu is None or gain_cpu * 100 < guard.policy.threshold_pct * ONE_JOB:
         return first
-    if isinstance(first.found, Placement):
-        gpu = first.found.gpus[0]
+    if isinstance(found, Placement):
+        gpu = found.gpus[0]
         gain_gpu = expected_gain(crowd, guard, spec, gpu, judge(gpu))
         if gain_gpu is None or gain_gpu >= gain_cpu:
             return first
-    second = Choice(on_cpu, place(on_cpu, room, policy, judge))
-    return second if isinstance(second.found, Placement) else first
+    elsewhere = place(on_cpu, room, policy, judge)
+    return (on_cpu, elsewhere) if isinstance(elsewhere, Placement) else first
 
 
 def expected_gain(
