@@ -103,12 +103,18 @@ class Jobs:
         env: Mapping[str, str | None] | None = None,
         python: str | Path = sys.executable,
         cwd: Path | None = None,
+        file: Path | None = None,
     ) -> Ended:
+        """`file`: run from there, as people do (and as spawned workers need it)."""
+        words = ["-c", program]
+        if file is not None:
+            file.write_text(program)
+            words = [str(file)]
         inbox = self.open_inbox()
         try:
             extra = {"RLQ_REPORT_SOCKET": str(inbox.path), **(env or {})}
             run = subprocess.run(
-                [str(python), *flags, "-c", program],
+                [str(python), *flags, *words],
                 env=self.environment(path, extra),
                 cwd=cwd or self._folder,
                 text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,40 @@ def test_a_python_that_has_no_rlq_reports_too(jobs: Jobs, tmp_path: Path) -> Non
     run = jobs(program, python=tmp_path / "venv" / "bin" / "python")
     assert (run.code, run.out, run.err) == (0, "None\n", "")
     assert run.steps == [(1, 5), (5, 5)]
+
+
+def other_pythons() -> list[str]:
+    """Every other Python on this machine, by version; on PATH or pyenv's."""
+    found = {}
+    for minor in range(6, 20):
+        on_path = shutil.which(f"python3.{minor}")
+        pyenv = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))
+        for python in [*map(str, pyenv), *([on_path] if on_path else [])]:
+            works = subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+            if minor != sys.version_info.minor and works:
+                found[minor] = python
+    return list(found.values())
+
+
+@pytest.mark.parametrize("python", other_pythons())
+def test_every_python_from_3_8_reports_and_older_ones_run_unharmed(
+    jobs: Jobs, python: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.left = 'ours'")
+    (tmp_path / "train.py").write_text(LEARN)
+    program = """
+import sys
+print(sys.left)
+if sys.version_info >= (3, 7):  # what the stand-in is written in
+    import train
+print(sys.version_info >= (3, 8))
+"""
+    path = (tmp_path, PROGRAMS)
+    run = jobs(program, "-W", "error", path=path, python=python)
+    reports = run.out == "ours\nTrue\n"
+    assert (run.code, run.err) == (0, "")
+    assert reports or run.out == "ours\nFalse\n"
+    assert run.steps == ([(1, 5), (5, 5)] if reports else [])
 
 
 def test_all_that_runs_in_a_job_is_python_3_8() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import stable_baselines3.common.base_class  # noqa: F401
 
-attached = sys.modules["_rlq_hooks"]
-attached.INTERVAL_S = 0.0  # type: ignore[attr-defined]
-attached.reporter().SEND_INTERVAL_S = 0.0  # type: ignore[attr-defined]
+attached: Any = sys.modules["_rlq_hooks"]
+attached.INTERVAL_S = 0.0
+attached.reporter().SEND_INTERVAL_S = 0.0

@@ -9,7 +9,7 @@ from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 
 
 class Standalone(BaseAlgorithm):
-    def _init_callback(self, callback: Any, use_masking: bool = True) -> BaseCallback:  # type: ignore[override]
+    def _init_callback(self, callback: Any, use_masking: bool = True) -> BaseCallback:
         converted = ConvertCallback(callback)
         converted.init_callback(self)
         return converted

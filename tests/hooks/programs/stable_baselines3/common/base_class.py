@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
 
@@ -21,8 +21,9 @@ class BaseAlgorithm(ABC):  # noqa: B024
             callback = CallbackList(callback)
         if not isinstance(callback, BaseCallback):
             callback = ConvertCallback(callback)
-        callback.init_callback(self)
-        return callback
+        made: BaseCallback = callback
+        made.init_callback(cast(Any, self))
+        return made
 
     def learn(self, total: int, callback: Any = None, reset_num_timesteps: bool = True) -> Any:
         if reset_num_timesteps:
