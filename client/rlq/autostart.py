@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from rlq import paths
-from rlq.errors import UnreachableError
+from rlq.errors import UnreachableError, UsageError
 from rlq.transport import is_answering
 
 START_TIMEOUT_S = 15.0
@@ -26,8 +26,14 @@ def start_daemon(*, timeout_s: float = START_TIMEOUT_S) -> Path:
 
     Raises:
         UnreachableError: it did not come up; the message says what it said.
-        UsageError: its folders cannot be used.
+        UsageError: its folders cannot be used, or this is a job: what a job starts ends with it.
     """
+    if job := os.environ.get("RLQ_JOB_ID"):
+        raise UsageError(
+            f"no daemon is started from within a job (this is job {job}): it would end with it",
+            hint="set RLQ_SOCKET to the queue's own socket, as every job finds it, or start one"
+            " outside: rlq daemon start",
+        )
     where = paths.daemon_paths()
     where.make()
     deadline = time.monotonic() + timeout_s

@@ -49,6 +49,7 @@ _REPEATABLE = (
     | m.Environment
     | m.Devices
     | m.Status
+    | m.Profile
     | m.Drain
 )
 #: How often a broken connection is tried again; a restart of the daemon takes about a second.
@@ -134,6 +135,7 @@ class Client:
         hooks: bool = True,
         log: str | os.PathLike[str] | None = None,
         log_max: specs.Size | None = None,
+        like: str | None = None,
     ) -> int:
         """Queue one command; its id.  When this returns, the job survives whatever comes.
 
@@ -146,6 +148,7 @@ class Client:
             sm: "30%", or per cent of each GPU's multiprocessors.
             time_limit, grace: a timedelta, or text such as "2h30m" ("30" is minutes).
             hooks: let its Python programs report by themselves (docs/reporting.md).
+            like: charge and pack it like other jobs of this name (None: told by the command).
             log: `%j` in it becomes the job's id, `%x` its name.
 
         Raises:
@@ -174,6 +177,7 @@ class Client:
             hooks=hooks,
             log=log,
             log_max=log_max,
+            like=like,
         )
         return self.submit_many([spec], env=env)[0]
 
@@ -281,6 +285,14 @@ class Client:
 
     def devices(self) -> m.Machine:
         return self._ask(m.Devices(), m.Machine)
+
+    def profile(self, pattern: str = "") -> m.Profiles:
+        """What was learned of the programs whose signature matches (docs/throughput.md)."""
+        return self._ask(m.Profile(pattern=pattern), m.Profiles)
+
+    def forget(self, signature: str) -> str:
+        """Drop what was learned of a program (the daemon's own user, or root)."""
+        return self._ask(m.Forget(signature=signature), m.Ok).message
 
     def status(self) -> m.DaemonStatus:
         return self._ask(m.Status(), m.DaemonStatus)

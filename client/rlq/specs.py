@@ -72,6 +72,7 @@ def make_spec(
     hooks: bool = True,
     log: str | os.PathLike[str] | None = None,
     log_max: Size | None = None,
+    like: str | None = None,
 ) -> JobSpec:
     """One job.  `set_env`: on top of the environment it is submitted with, and left as it is by
     rlqd.  `env`: that environment (None: this process's), only looked at, to find the command's
@@ -122,6 +123,7 @@ def make_spec(
         frameworks=installed,
         log_path=log_path,
         log_mib_max=_mib("log_max", log_max),
+        like="" if like is None else check_like(like),
     )
 
 
@@ -134,6 +136,17 @@ def check_argv(argv: Sequence[str]) -> tuple[str, ...]:
     if not words or not words[0]:
         raise UsageError("there is no command to run", hint="rlq submit -- python train.py")
     return words
+
+
+def check_like(like: str) -> str:
+    """What `rlq profile` is to call the program of a job."""
+    checked = text("like", like)
+    if not checked or len(checked) > NAME_CHARS_MAX or not checked.isprintable():
+        raise UsageError(
+            f"{checked!r} is no name to know a program by",
+            hint=f"printable, 1 to {NAME_CHARS_MAX} characters: --like big-sac",
+        )
+    return checked
 
 
 def check_name(name: str) -> str:

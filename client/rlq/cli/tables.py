@@ -30,7 +30,7 @@ SHORT_STATES = {
 
 PLAIN_HEADER = (
     *("ID", "NAME", "USER", "STATE", "DEVICE", "CORES", "PROGRESS_PCT", "STEPS_PER_S", "ETA_S"),
-    *("TIME_S", "EXIT_CODE", "REASON"),
+    *("TIME_S", "EXIT_CODE", "REASON", "RESULT"),
 )
 
 
@@ -82,33 +82,56 @@ def _row(job: Job, now: float, *, several: bool, reports: bool) -> Row:
 def print_history(jobs: Sequence[Job], now: float) -> None:
     several = len({job.uid for job in jobs}) > 1
     reports = any(job.progress is not None for job in jobs)
+    scores = any(result_of(job) is not None for job in jobs)
     columns = [
         Column("ID", "right"),
         Column("NAME", least=8),
         *([Column("USER", least=5)] if several else []),
         Column("STATE"),
-        Column("EXIT", "right"),
         Column("ENDED"),
         Column("TIME", "right"),
+        Column("DEVICE"),
+        Column("CORES", least=5),
         *([Column("STEPS/S", "right")] if reports else []),
+        *([Column("RESULT", "right")] if scores else []),
     ]
-    rows = [
-        Row(
-            [
-                Cell(str(job.id), "bold"),
-                job.name,
-                *([job.user] if several else []),
-                Cell(state_word(job), STATE_STYLES.get(job.state, "red")),
-                exit_word(job),
-                clock(job.ended_at, now),
-                spent(job, now),
-                *([rate(job.progress.steps_per_s if job.progress else None)] if reports else []),
-            ],
-            rest=Cell(reason, "dim") if (reason := ended_reason(job)) else None,
-        )
-        for job in jobs
-    ]
+    rows: list[Row] = []
+    for job in jobs:
+        cells: list[Cell | str] = [
+            Cell(str(job.id), "bold"),
+            job.name,
+            *([job.user] if several else []),
+            Cell(state_word(job), STATE_STYLES.get(job.state, "red")),
+            clock(job.ended_at, now),
+            spent(job, now),
+        ]
+        if job.state is not JobState.COMPLETED and job.reason:
+            # What went wrong is worth more than where.
+            rows.append(Row(cells, rest=Cell(job.reason, "dim")))
+            continue
+        cells += [device(job.placement), cores(job.placement)]
+        if reports:
+            cells.append(rate(job.progress.steps_per_s if job.progress else None))
+        if scores:
+            cells.append(score(result_of(job)))
+        rows.append(Row(cells))
     print_table(columns, rows)
+
+
+#: Metrics that tell how good a training is, the surest first.
+RESULT_METRICS = ("mean_reward", "ep_rew_mean")
+
+
+def result_of(job: Job) -> float | None:
+    """How well it does: the reward of its last evaluation, else of its training episodes."""
+    metrics = job.progress.metrics if job.progress is not None else {}
+    return next((metrics[name] for name in RESULT_METRICS if name in metrics), None)
+
+
+def score(result: float | None) -> str:
+    if result is None:
+        return NONE
+    return f"{result:.0f}" if abs(result) >= 10_000 else f"{result:.1f}"
 
 
 def print_jobs_plain(jobs: Iterable[Job], now: float) -> None:
@@ -131,11 +154,12 @@ def _plain_row(job: Job, now: float) -> list[str]:
         NONE if (seconds := spent_s(job, now)) is None else f"{seconds:.0f}",
         NONE if job.exit_code is None else str(job.exit_code),
         job.reason or NONE,
+        NONE if (result := result_of(job)) is None else f"{result:g}",
     ]
 
 
 def ended_reason(job: Job) -> str:
-    """The reason, unless the columns say it already."""
+    """The reason, unless the exit code or signal says it already."""
     said = {f"exit code {job.exit_code}", f"signal {job.signal}"}
     return "" if job.state is JobState.COMPLETED or job.reason in said else job.reason
 

@@ -8,6 +8,7 @@ another version can be told so in words rather than by a decoding error.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import msgspec
 
@@ -21,8 +22,19 @@ BODY_BYTES_MAX = 64 * 1024 * 1024
 REQUEST_ID_BYTES_MAX = 16
 
 _encoder = msgspec.msgpack.Encoder()
-_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+# Each side reads one of the two, and building a decoder takes a millisecond.
+
+
+@cache
+def _request_decoder() -> msgspec.msgpack.Decoder[Request]:
+    return msgspec.msgpack.Decoder(Request)
+
+
+@cache
+def _reply_decoder() -> msgspec.msgpack.Decoder[Reply]:
+    return msgspec.msgpack.Decoder(Reply)
 
 
 def encode(request_id: bytes, message: Request | Reply) -> list[bytes]:
@@ -37,7 +49,7 @@ def decode_request(frames: Sequence[bytes]) -> tuple[bytes, Request]:
     """
     request_id, body = _open(frames)
     try:
-        return request_id, _request_decoder.decode(body)
+        return request_id, _request_decoder().decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"cannot read the request: {error}") from error
 
@@ -50,7 +62,7 @@ def decode_reply(frames: Sequence[bytes]) -> tuple[bytes, Reply]:
     """
     request_id, body = _open(frames)
     try:
-        return request_id, _reply_decoder.decode(body)
+        return request_id, _reply_decoder().decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"cannot read the reply: {error}") from error
 

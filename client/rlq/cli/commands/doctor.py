@@ -114,7 +114,7 @@ def check_daemon(app: App) -> Iterator[Check]:
     yield Check("daemon", "ok", f"rlqd {pong.version}, pid {pong.pid}, on {socket}")
     yield check_versions(pong.version, pong.protocol)
     yield from check_status(status)
-    if machine.nvml_problem and has_nvidia_driver():
+    if machine.nvml_problem and not machine.nvml_absent and has_nvidia_driver():
         yield Check("daemon", "warn", machine.nvml_problem, "see the nvml check below")
     for gpu in machine.gpus:
         if gpu.problem:

@@ -18,7 +18,7 @@ from rlq.cli.output import (
     print_tsv,
     stdout_is_terminal,
 )
-from rlq.protocol.messages import Gpu, Host, Machine
+from rlq.protocol.messages import Gpu, Host, Machine, Throughput
 from rlq.protocol.units import format_mib
 
 
@@ -34,7 +34,7 @@ def command(app: App) -> None:
         print_plain(machine)
         return
     if machine.gpus:
-        if machine.nvml_problem:
+        if machine.nvml_problem and not machine.nvml_absent:
             warn(clean(machine.nvml_problem))
         print_table(
             [
@@ -45,10 +45,26 @@ def command(app: App) -> None:
             list(rows_of(machine.gpus)),
         )
     else:
-        why = f": {clean(machine.nvml_problem)}" if machine.nvml_problem else ""
-        click.echo(f"no GPU{why}; jobs run on the CPU")
+        click.echo(without_gpu(machine))
     click.echo()
     click.echo(host_line(machine.host))
+
+
+def without_gpu(machine: Machine) -> str:
+    if machine.nvml_absent:
+        return "no GPU (no NVIDIA driver here); jobs run on the CPU"
+    if machine.nvml_problem:
+        return f"the GPUs cannot be read: {clean(machine.nvml_problem)}"
+    return "no GPU; jobs run on the CPU"
+
+
+def throughput_words(found: Throughput) -> str:
+    """ "3 jobs give 2.4x one job's speed (ANTT 1.3)"; "" while nobody knows."""
+    if not found.jobs or found.stp is None:
+        return ""
+    jobs = "1 job gives" if found.jobs == 1 else f"{found.jobs} jobs give"
+    slower = "" if found.antt is None else f" (ANTT {found.antt:.1f})"
+    return f"{jobs} {found.stp:.1f}x one job's speed{slower}"
 
 
 def rows_of(gpus: tuple[Gpu, ...]) -> Iterator[Row]:
@@ -68,6 +84,8 @@ def rows_of(gpus: tuple[Gpu, ...]) -> Iterator[Row]:
                     NONE if gpu.temperature_c is None else f"{gpu.temperature_c} °C",
                 ]
             )
+        if words := throughput_words(gpu.throughput):
+            yield Row([""], rest=Cell(words))
         for process in sorted(gpu.processes, key=lambda p: (p.job is None, p.job or 0, p.pid)):
             who = f"job {process.job}" if process.job is not None else "outside the queue"
             used = ", ".join(
@@ -89,10 +107,12 @@ def rows_of(gpus: tuple[Gpu, ...]) -> Iterator[Row]:
 
 
 def host_line(host: Host) -> str:
+    together = throughput_words(host.throughput)
     return (
         f"cpu   {host.cores_assigned} of {host.cores} cores given to jobs,"
         f" {host.cores_outside:.1f} busy outside the queue\n"
-        f"mem   {format_mib(host.mem_mib_available)} of {format_mib(host.mem_mib_total)} free,"
+        + (f"      {together}\n" if together else "")
+        + f"mem   {format_mib(host.mem_mib_available)} of {format_mib(host.mem_mib_total)} free,"
         f" {format_mib(host.mem_mib_charged)} promised to jobs"
     )
 
@@ -101,7 +121,7 @@ def print_plain(machine: Machine) -> None:
     print_tsv(
         (
             *("GPU", "UUID", "NAME", "SM_PCT", "SM_PCT_CHARGED", "MEM_MIB_FREE", "MEM_MIB_TOTAL"),
-            *("MEM_MIB_CHARGED", "TEMPERATURE_C", "JOBS", "PROBLEM"),
+            *("MEM_MIB_CHARGED", "TEMPERATURE_C", "JOBS", "PROBLEM", "STP", "ANTT"),
         ),
         [
             (
@@ -110,12 +130,17 @@ def print_plain(machine: Machine) -> None:
                 known(gpu.temperature_c),
                 ",".join(str(j) for j in sorted({p.job for p in gpu.processes if p.job})) or NONE,
                 gpu.problem or NONE,
+                *(ratio(gpu.throughput.stp), ratio(gpu.throughput.antt)),
             )
             for gpu in machine.gpus
         ],
     )
-    if machine.nvml_problem:
+    if machine.nvml_problem and not machine.nvml_absent:
         warn(clean(machine.nvml_problem))
+
+
+def ratio(number: float | None) -> str:
+    return NONE if number is None else f"{number:.3f}"
 
 
 def known(number: int | None) -> object:

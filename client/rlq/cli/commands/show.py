@@ -73,6 +73,7 @@ def print_job(job: Job, now: float, *, reveal: bool) -> None:
             ("asked for", asked_for(job)),
             ("device", device(job.placement) if job.placement else ""),
             ("cores", cores(job.placement) if job.placement else ""),
+            ("signature", clean(job.signature)),
             ("uses", uses(job)),
             ("pid", str(job.pid) if job.pid is not None else ""),
             ("progress", progress_line(job)),

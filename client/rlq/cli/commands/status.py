@@ -29,27 +29,33 @@ def command(app: App) -> None:
         warn(f"rlqd is {status.version}, this rlq is {__version__}: restart rlqd after an upgrade")
 
 
+def gpus_line(machine: Machine) -> str:
+    if machine.nvml_absent:
+        return "none (no NVIDIA driver here)"
+    if machine.nvml_problem:
+        return clean(machine.nvml_problem)
+    failing = sum(bool(gpu.problem) for gpu in machine.gpus)
+    found = str(len(machine.gpus) or "none")
+    return f"{found}, {failing} of them with a problem" if failing else found
+
+
 def print_status(status: DaemonStatus, machine: Machine) -> None:
     jobs = [
         f"{status.counts[state]} {state.value}"
         for state in JobState
         if status.counts.get(state, 0)
     ]
-    gpus = len(machine.gpus)
     print_fields(
         [
             ("daemon", f"rlqd {clean(status.version)}, pid {status.pid}, uid {status.uid}"),
             ("up", format_duration(time.time() - status.started_at)),
             ("admission", "draining: nothing new starts" if status.draining else "open"),
             ("jobs", ", ".join(jobs) or "none"),
-            (
-                "gpus",
-                machine.nvml_problem
-                or (f"{gpus}, {sum(bool(g.problem) for g in machine.gpus)} of them with a problem")
-                if any(g.problem for g in machine.gpus) or machine.nvml_problem
-                else str(gpus or "none"),
+            ("gpus", gpus_line(machine)),
+            *(
+                (line[:3].strip() or "together", line[6:])
+                for line in host_line(machine.host).splitlines()
             ),
-            *((line[:3], line[6:]) for line in host_line(machine.host).splitlines()),
             ("state", clean(status.state_dir)),
             ("socket", clean(status.socket)),
             ("config", clean(status.config_path) or "built-in defaults"),

@@ -113,6 +113,9 @@ QUEUE_OPTIONS = (
         help="Higher goes first; -1000 to 1000.",
     ),
     click.option("--name", metavar="NAME", default="", help="What `rlq list` calls it."),
+    click.option(
+        "--like", metavar="NAME", help="Charge and pack it like other jobs given this name."
+    ),
     click.option("--cwd", metavar="DIR", help="Where it runs; default: here."),
     click.option("--log", metavar="PATH", help="Its output; %j is the job's id, %x its name."),
     click.option("--log-max", metavar="SIZE", type=SIZE, help="Rotate its log at this size."),
@@ -248,6 +251,7 @@ def make_spec(
         hooks=not options.get("no_hooks"),
         log=options["log"],
         log_max=options["log_max"],
+        like=options["like"],
     )
 
 

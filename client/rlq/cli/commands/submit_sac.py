@@ -187,7 +187,7 @@ def command(
 
     specs.text("--env", env_id)
     folder = specs.working_folder(options["cwd"])
-    base = options["name"] or f"sac-{env_id.replace('/', '-')}"
+    base = options["name"] or f"{algo}-{env_id.replace('/', '-')}"
     training = ["--algo", algo, "--env", env_id, "--steps", str(steps), "--device", device]
     if n_envs is not None:
         training += ["--n-envs", str(n_envs)]
@@ -204,11 +204,7 @@ def command(
 
     def argv_for(seed: int, verb: str) -> list[str]:
         run = Path(folder, out).expanduser() / f"sac-{env_id.replace('/', '-')}-{algo}-s{seed}"
-        return [
-            # -P: a random.py in the user's folder must not become the workload's.
-            *(sys.executable, "-P", "-m", "rlq_sac", verb, *training),
-            *("--seed", str(seed), "--out", str(run)),
-        ]
+        return workload_argv(verb, training, seed, str(run))
 
     # Everything that can be refused here is, before the slow question.
     spec = make_spec(
@@ -233,6 +229,15 @@ def command(
         for seed in seeds
     ]
     send(app, jobs, quiet=options["quiet"], wait=options["wait"])
+
+
+def workload_argv(verb: str, training: list[str], seed: int, out: str) -> list[str]:
+    """The built-in workload's command line; `verb`: train or plan."""
+    return [
+        # -P: a random.py in the user's folder must not become the workload's.
+        *(sys.executable, "-P", "-m", "rlq_sac", verb, *training),
+        *("--seed", str(seed), "--out", out),
+    ]
 
 
 def ask_plan(argv: list[str], folder: str) -> dict[str, Any]:
