@@ -176,7 +176,7 @@ class Pump:
     def start(self) -> None:
         """Take up where the last daemon stopped.  Raises RlqError if the store cannot be used."""
         self._draining = self.store.meta("draining") == "1"
-        self._recover()
+        self._recover(monotonic_ms())
         self.sampler.start()
         self._await_readings()
 
@@ -293,12 +293,14 @@ class Pump:
                 self.store.set_meta("probe", "x" * 16_384)
             with self.store.transaction():
                 self.store.set_meta("probe", "")
+            self._recover(now)
         except UnavailableError as error:
             self._broken = error.message
+            self._facts.clear()
+            self.attempts.forget()
             return
         log.info("the database can be written to again")
         self._broken = ""
-        self._recover()
 
     # ---- effects -------------------------------------------------------------------
 
@@ -590,9 +592,14 @@ class Pump:
 
     # ---- coming back ---------------------------------------------------------------
 
-    def _recover(self) -> None:
-        """Rebuild the core from the database, then learn what became of each process."""
-        now = monotonic_ms()
+    def _recover(self, now: model.Instant) -> None:
+        """Rebuild the core from the database, then learn what became of each process.
+
+        `now`: this turn's; the core's clock must not be ahead of the step that follows.
+
+        Raises:
+            UnavailableError: what became of a process cannot be found out yet: a full disk.
+        """
         facts_before = self.core.facts
         jobs: list[model.Job] = []
         self.live.clear()
@@ -616,11 +623,17 @@ class Pump:
         self.ledger.load_learned(self.core, now)
         self.views.core = self.core
         self.views.invalidate()
-        found = [
-            self.attempts.recover(job, now)
-            for job in jobs
-            if not isinstance(job.state, model.Pending)
-        ]
+        try:
+            found = [
+                self.attempts.recover(job, now)
+                for job in jobs
+                if not isinstance(job.state, model.Pending)
+            ]
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot find out what became of the jobs that had started: {error}",
+                hint=f"make room on the disk of {self.state_dir}",
+            ) from error
         self.attempts.discard_all_but((j.id, j.attempt) for j in jobs)
         self._facts = [*found]
         self._tell_admission(now)
