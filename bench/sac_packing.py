@@ -157,10 +157,13 @@ class Arm:
     def stop(self) -> None:
         """End whatever still runs."""
 
+    def out(self, seed: int) -> Path:
+        return self.folder / f"{seed}.json"
+
     def train_argv(self, seed: int) -> list[str]:
         one = self.sizes
         return [
-            *(sys.executable, str(HERE / "sac_train.py"), str(self.folder / f"{seed}.json")),
+            *(sys.executable, str(HERE / "sac_train.py"), str(self.out(seed))),
             *("--algo", one.algo, "--env", one.env, "--seed", str(seed)),
             *("--steps", str(one.steps), "--warmup", str(one.warmup)),
         ]
@@ -232,6 +235,12 @@ class Tsp(Arm):
         for seed in range(self.sizes.jobs):
             self._ids.append(self._tsp(*self.train_argv(seed)))
 
+    def trouble(self) -> str:
+        for seed, job in enumerate(self._ids):
+            if self._tsp("-s", job) == "finished" and not self.out(seed).exists():
+                return f"training {seed} failed: `tsp -o` names its output"
+        return ""
+
     def stop(self) -> None:
         for job in self._ids:
             if self._tsp("-s", job) == "running":
@@ -282,7 +291,7 @@ def run(make: type[Arm], sizes: Sizes) -> Result:
         stack.callback(arm.stop)
         began = time.monotonic()
         arm.start()
-        outs = [folder / f"{seed}.json" for seed in range(sizes.jobs)]
+        outs = [arm.out(seed) for seed in range(sizes.jobs)]
         while not all(out.exists() for out in outs):
             if time.monotonic() - began > sizes.limit_s:
                 done = sum(out.exists() for out in outs)
