@@ -34,7 +34,14 @@ def main() -> int:
     for name in names or DEFAULT:
         # A process each: no benchmark sees another's memory, threads or warm caches.
         print(f"\n== {name}", flush=True)
-        if subprocess.run([sys.executable, str(folder / f"{name}.py")]).returncode != 0:
+        child = subprocess.Popen([sys.executable, str(folder / f"{name}.py")])
+        try:
+            code = child.wait()
+        except SystemExit:
+            child.terminate()  # told to stop: it ends its own daemons, so it is not just killed
+            child.wait()
+            raise
+        if code != 0:
             failed.append(name)
     if not names:
         print(f"\nnot run, because long: {', '.join(LONG)} (python -m bench NAME)")
