@@ -244,6 +244,7 @@ def test_a_job_runs_as_whoever_submitted_it_and_is_theirs_alone(
         assert "roots" in everything
         assert "roots-secret" not in everything
         assert nobody("drain").returncode == 5
+        assert nobody("profile", "--forget", "anything").returncode == 5
         assert nobody("daemon", "stop").returncode == 5
         # By pattern one acts on one's own.
         assert nobody("cancel", "--now", "--all", "--yes").returncode == 0
