@@ -122,6 +122,7 @@ def _callback_classes(callbacks: Any, algorithm: Any) -> tuple[Any, Any]:
             try:
                 if self.due_s != math.inf:
                     self._tell()
+                    reporter().flush()  # or a short learn() after it would replace it
                     self._end()
             except Exception as error:
                 self._give_up(error)
