@@ -201,7 +201,12 @@ class _Training:
 
     def _tell(self, done: int, now: float) -> None:
         since_line_s = now - self._line_at_s - (self._aside_s - self._line_aside_s)
-        metrics: dict[str, float | None] = {"ep_rew_mean": self._train_reward()}
+        # Steps that fill the replay buffer are fast, and say nothing of the speed of training.
+        fills = done <= self._model.learning_starts or self._refill_until is not None
+        metrics: dict[str, float | None] = {
+            "ep_rew_mean": self._train_reward(),
+            "warming_up": float(fills),
+        }
         if since_line_s > 0 and done > self._line_step:
             metrics["fps"] = self._rate or (done - self._line_step) / since_line_s
         if self._eval is not None:

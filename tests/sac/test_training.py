@@ -44,6 +44,9 @@ def test_stopped_and_resumed_it_ends_exactly_at_its_steps(
     stopped_at = checkpoint_steps(out)[-1]
     assert 250 <= stopped_at < 1500
     assert not (out / "result.json").exists()
+    # Until its buffer is filled (learning_starts=20) its speed says nothing, and it says so.
+    told = [(report["step"] <= 20, report["metrics"]["warming_up"]) for report in first.reports]
+    assert all(is_early == bool(warming_up) for is_early, warming_up in told)
 
     second = start_run(*options, "--eval-freq", "500")
     assert second.finish() == 0, second.text
