@@ -195,6 +195,51 @@ assert os.waitpid(child, 0)[1] == 0
     assert run.steps == [(i, 3) for i in (1, 2, 3, 3)] + [(i, 4) for i in (1, 2, 3, 4, 4)]
 
 
+def test_a_child_that_lives_on_does_not_keep_others_from_reporting(jobs: Jobs) -> None:
+    program = """
+import os, signal, subprocess, sys
+children = []
+def fork():
+    if not children:
+        children.append(os.fork())
+        if children == [0]:
+            signal.pause()
+BaseAlgorithm().learn(2, fork)
+other = "import every_report\\n" \\
+    "every_report.stable_baselines3.common.base_class.BaseAlgorithm().learn(5)"
+subprocess.run([sys.executable, "-c", other], check=True)
+os.kill(children[0], signal.SIGKILL)
+"""
+    run = jobs(BEGIN + program)
+    assert (run.code, run.err) == (0, "")
+    assert run.steps[-1] == (5, 5)
+
+
+def test_a_program_that_closes_all_descriptors_keeps_those_it_opens_then(jobs: Jobs) -> None:
+    program = """
+import os
+opened = []
+def close():
+    if not opened:
+        os.closerange(3, 64)
+        opened.extend(os.open("/dev/null", os.O_WRONLY) for _ in range(8))
+BaseAlgorithm().learn(3, close)
+for descriptor in opened:
+    os.write(descriptor, b"x")
+"""
+    run = jobs(BEGIN + program)
+    assert (run.code, run.err) == (0, "")
+
+
+def test_the_last_report_of_a_short_learn_is_not_lost_to_the_next(jobs: Jobs) -> None:
+    program = """
+from stable_baselines3.common.base_class import BaseAlgorithm
+for total in (5, 3, 4):
+    BaseAlgorithm().learn(total)
+"""
+    assert set(jobs(program).steps) >= {(5, 5), (3, 3), (4, 4)}
+
+
 # ---- imports -----------------------------------------------------------------------
 
 
@@ -266,6 +311,28 @@ for _ in range(2):
 """
     run = jobs(program)
     assert (run.code, run.out, run.err) == (0, "torch\ntorch\n", "")
+
+
+def test_a_torch_that_can_be_imported_later_is_hooked_then(jobs: Jobs, tmp_path: Path) -> None:
+    text = "import sys\nassert 'ready' in vars(sys)\n" + TORCH
+    (tmp_path / "torch.py").write_text(text)
+    program = f"""
+import os, sys
+del os.environ["OMP_NUM_THREADS"]
+path = sys.path[:]
+sys.path[:] = [p for p in sys.path if "site-packages" not in p]
+for expected in (ModuleNotFoundError, AssertionError):
+    try:
+        import torch
+    except expected:
+        sys.path[:] = [{str(tmp_path)!r}, *path]
+sys.ready = True
+import torch
+print(torch.get_num_threads())
+"""
+    run = jobs(program)
+    assert (run.code, run.err) == (0, "")
+    assert run.out == f"{len(os.sched_getaffinity(0))}\n"
 
 
 # ---- surprises ---------------------------------------------------------------------
