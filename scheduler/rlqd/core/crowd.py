@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlqd.core.guard import DeviceKind, Guard, Occupant, Throughput, Verdict
+from rlqd.core.guard import SHARED, DeviceKind, Guard, Occupant, Throughput, Verdict
 from rlqd.core.model import GpuFacts, GpuId, Instant, JobFacts, JobId, JobSpec, MachineFacts
 from rlqd.core.room import Holding
 
@@ -44,7 +44,7 @@ class Crowd:
             gpu.id: _gpu_kind(gpu, facts.jobs) for gpu in facts.gpus
         }
         is_shared = facts.millicores_outside >= OUTSIDE_MILLICORES
-        kinds[None] = f"CPU, {len(facts.cores)} cores" + (", shared" if is_shared else "")
+        kinds[None] = f"CPU, {len(facts.cores)} cores" + (SHARED if is_shared else "")
         return cls(kinds, occupants)
 
     def devices(self) -> list[Device]:
@@ -90,4 +90,4 @@ def _gpu_kind(gpu: GpuFacts, jobs: Iterable[tuple[JobId, JobFacts]]) -> DeviceKi
     if any(sm is None for sm in ours):
         return kind  # whose the load is cannot be told
     outside = gpu.sm_pct - sum(sm for sm in ours if sm is not None)
-    return f"{kind}, shared" if outside >= OUTSIDE_SM_PCT else kind
+    return f"{kind}{SHARED}" if outside >= OUTSIDE_SM_PCT else kind

@@ -6,15 +6,20 @@ jobs achieve.  The measure is system throughput, STP = sum over jobs of (steps/s
 alone) (Snavely and Tullsen 2000; Eyerman and Eeckhout 2008): k jobs that do not disturb each
 other give k, k jobs that merely take turns give 1.
 
-For each kind of device and mix of jobs the guard learns STP(k).  One more job is worth starting
-while STP(k + 1) - STP(k) is above a threshold.  Where STP(k + 1) is not known:
+For each kind of device and mix of jobs the guard learns STP(k); between two numbers that are
+known it is taken to be a straight line.  One more job is worth starting while there is a known
+number above k that gives, per job added, more than a threshold.  Beyond the largest known number:
 
 * what is running is measured first: without STP(k) there is nothing to compare with;
-* if the last job added less than the threshold, one more will not add more (STP is concave in
-  practice: contention only grows);
+* if the last jobs added less than the threshold each, one more will not add more (STP is concave
+  in practice: contention only grows);
 * while the jobs hardly disturb each other, their number may double without waiting for a
-  measurement of each step;
+  measurement of each step, and while each still adds half a job, grow by half;
 * otherwise one more is started, and its effect measured.
+
+Rates alone are learned from jobs alone, which a machine that is full never sees.  Until then a
+job's rate alone is guessed: from the slowdown of those beside it whose rate alone is known, or,
+if none is, as if they were undisturbed.  Guesses serve to compare, and are put right later.
 
 The CPU is a device too, with a prior: cores are given out whole, so k jobs on cores of their own
 are expected to give k until measured otherwise.
@@ -38,6 +43,12 @@ ONE_JOB = 1000
 NEW_PCT = 30
 #: At this efficiency (STP / k, in thousandths) jobs count as undisturbed.
 UNDISTURBED = 900
+#: While the last jobs added so much each, their number may grow by half at once.
+WORTHWHILE = 500
+#: A job that pauses (an evaluation, a checkpoint) counts as going on as before for so long.
+PAUSE_MS = 30_000
+#: What the kind of a device is called that outsiders use as well.
+SHARED = ", shared"
 
 Signature = str
 DeviceKind = str
@@ -126,9 +137,20 @@ class Throughput:
 class _Watch:
     """A device's jobs since they last changed."""
 
+    kind: DeviceKind
     jobs: tuple[JobId, ...]
-    since: Instant
-    readings: list[tuple[Instant, int]] = field(default_factory=list[tuple[Instant, int]])
+    #: (when, the rate of each job), oldest first.
+    readings: list[tuple[Instant, tuple[int, ...]]] = field(
+        default_factory=list[tuple[Instant, tuple[int, ...]]]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """The last rate of a job, and when."""
+
+    at: Instant
+    rate: int
 
 
 @dataclass(slots=True)
@@ -139,8 +161,15 @@ class Guard:
     )
     stp: dict[Mix, Estimate] = field(default_factory=dict[Mix, Estimate])
     _watches: dict[str, _Watch] = field(default_factory=dict[str, _Watch])
+    _trained: dict[JobId, _Trained] = field(default_factory=dict[JobId, _Trained])
+    #: Rates alone of jobs that were never seen alone.
+    _guessed: dict[tuple[DeviceKind, Signature], int] = field(
+        default_factory=dict[tuple[DeviceKind, Signature], int]
+    )
     #: Programs that never report: the next job of one is not waited for at all.
     _mute: set[Signature] = field(default_factory=set[Signature])
+    #: Programs that have reported: a job of one that has yet to is not taken for mute.
+    _vocal: set[Signature] = field(default_factory=set[Signature])
     #: What changed since `take_changes`, by key.
     _changed: dict[tuple[DeviceKind, tuple[Signature, ...], int], Learned] = field(
         default_factory=dict[tuple[DeviceKind, tuple[Signature, ...], int], Learned]
@@ -155,29 +184,37 @@ class Guard:
         for o in occupants:
             if o.reports:
                 self._mute.discard(o.signature)
-            elif now - o.since > self.policy.first_report_ms:
+                self._vocal.add(o.signature)
+            elif now - o.since > self.policy.first_report_ms and o.signature not in self._vocal:
                 self._mute.add(o.signature)
-        jobs = tuple(sorted(o.job_id for o in occupants))
+        here = sorted(occupants, key=lambda o: o.job_id)
+        jobs = tuple(o.job_id for o in here)
         watch = self._watches.get(device)
-        if watch is None or watch.jobs != jobs:
-            watch = self._watches[device] = _Watch(jobs, now)
-        rates = [o.steps_milli_per_s for o in occupants]
-        if not jobs or any(r is None for r in rates) or not all(o.signature for o in occupants):
+        if watch is None or watch.jobs != jobs or watch.kind != kind:
+            for gone in set(watch.jobs if watch else ()) - set(jobs):
+                self._trained.pop(gone, None)
+            watch = self._watches[device] = _Watch(kind, jobs)
+        rates = [self._rate(now, o) for o in here]
+        known = tuple(rate for rate in rates if rate is not None)
+        if not jobs or len(known) < len(jobs) or not all(o.signature for o in here):
             watch.readings.clear()
             return
-        if len(occupants) == 1:
-            one = occupants[0]
-            assert one.steps_milli_per_s is not None
-            watch.readings.append((now, one.steps_milli_per_s))
-            if (mean := self._settled_mean(watch, now)) is not None:
-                self._learn_solo(kind, one.signature, mean, now)
+        watch.readings.append((now, known))
+        means = self._settled_means(watch, now)
+        if means is None:
             return
-        total = self.normalised(kind, occupants)
-        if total is None:
+        signatures = [o.signature for o in here]
+        if len(here) == 1:
+            if here[0].steps_milli_per_s is not None:
+                self._learn_solo(kind, signatures[0], means[0], now)
             return
-        watch.readings.append((now, total))
-        if (mean := self._settled_mean(watch, now)) is not None:
-            self._learn_stp(Mix.of(kind, (o.signature for o in occupants)), mean, now)
+        self._guess(kind, signatures, means)
+        total = 0
+        for signature, mean in zip(signatures, means, strict=True):
+            solo = self._solo_or_guess(kind, signature)
+            assert solo is not None
+            total += mean * ONE_JOB // max(1, solo)
+        self._learn_stp(Mix.of(kind, signatures), total, now)
 
     def normalised(self, kind: DeviceKind, occupants: Sequence[Occupant]) -> int | None:
         """STP of these rates; None while the rate of one of them alone is not known."""
@@ -189,26 +226,64 @@ class Guard:
             total += o.steps_milli_per_s * ONE_JOB // max(1, solo)
         return total
 
+    def _rate(self, now: Instant, o: Occupant) -> int | None:
+        """Its rate, or the last one if it only pauses."""
+        if o.steps_milli_per_s is not None:
+            self._trained[o.job_id] = _Trained(now, o.steps_milli_per_s)
+            return o.steps_milli_per_s
+        last = self._trained.get(o.job_id)
+        return last.rate if last is not None and now - last.at <= PAUSE_MS else None
+
     def solo_of(self, kind: DeviceKind, signature: Signature) -> int | None:
-        found = self.solo.get((kind, signature))
+        """Its rate alone; beside outsiders, what it would be without them, so that their share
+        counts as lost."""
+        found = self.solo.get((kind.removesuffix(SHARED), signature))
+        if found is None:
+            found = self.solo.get((kind, signature))
         return None if found is None else found.value
 
-    def _settled_mean(self, watch: _Watch, now: Instant) -> int | None:
-        """The mean over the window, once it is covered by steady readings; then starts anew."""
+    def _solo_or_guess(self, kind: DeviceKind, signature: Signature) -> int | None:
+        solo = self.solo_of(kind, signature)
+        return self._guessed.get((kind, signature)) if solo is None else solo
+
+    def _guess(
+        self, kind: DeviceKind, signatures: Sequence[Signature], means: Sequence[int]
+    ) -> None:
+        """Give every program here a rate alone, measured or not."""
+        jobs = list(zip(signatures, means, strict=True))
+        kept = [
+            mean * ONE_JOB // max(1, solo)
+            for signature, mean in jobs
+            if (solo := self._solo_or_guess(kind, signature)) is not None
+        ]
+        share = max(1, min(ONE_JOB, sum(kept) // len(kept))) if kept else ONE_JOB
+        for signature in sorted(set(signatures)):
+            if self._solo_or_guess(kind, signature) is None:
+                mine = [mean for other, mean in jobs if other == signature]
+                self._guessed[kind, signature] = sum(mine) * ONE_JOB // (len(mine) * share)
+
+    def _settled_means(self, watch: _Watch, now: Instant) -> list[int] | None:
+        """Each job's mean over the window, once it is covered by steady readings; then starts
+        anew."""
         while watch.readings and watch.readings[0][0] < now - 2 * self.policy.observe_ms:
             watch.readings.pop(0)
         first_at = watch.readings[0][0]
         if now - first_at < self.policy.observe_ms or len(watch.readings) < 4:
             return None
-        values = [value for _, value in watch.readings]
-        half = len(values) // 2
-        early, late = sum(values[:half]) // half, sum(values[-half:]) // half
+        columns = list(zip(*(rates for _, rates in watch.readings), strict=True))
+        means = [sum(column) // len(column) for column in columns]
+        half = len(watch.readings) // 2
+        # All jobs count alike, however fast one of them steps.
+        early = late = 0
+        for column, mean in zip(columns, means, strict=True):
+            early += sum(column[:half]) * ONE_JOB // (half * max(1, mean))
+            late += sum(column[-half:]) * ONE_JOB // (half * max(1, mean))
         # Still warming up, or changing phase: the early part is forgotten.
         if abs(late - early) * 100 > max(early, late) * self.policy.steady_pct:
             del watch.readings[:half]
             return None
         watch.readings.clear()
-        return sum(values) // len(values)
+        return means
 
     def _learn_solo(self, kind: DeviceKind, signature: Signature, rate: int, at: Instant) -> None:
         key = (kind, signature)
@@ -216,10 +291,26 @@ class Guard:
         if before is not None and self._contradicts(before.value, rate):
             # The program changed under its name: what was learned with it is of no use.
             before = None
-            self.stp = {m: e for m, e in self.stp.items() if signature not in m.signatures}
+            self._drop_mixes_of(signature)
+        if (guess := self._guessed.pop(key, None)) is not None and before is None:
+            self._correct(kind, signature, guess, rate)
         after = Estimate(rate, 1, at) if before is None else before.with_observation(rate, at)
         self.solo[key] = after
         self._changed[kind, (signature,), 0] = Learned(kind, (signature,), 0, after)
+
+    def _drop_mixes_of(self, signature: Signature) -> None:
+        self.stp = {m: e for m, e in self.stp.items() if signature not in m.signatures}
+
+    def _correct(self, kind: DeviceKind, signature: Signature, guess: int, rate: int) -> None:
+        """What was divided by a guess is divided by the truth; where it is only a part of the
+        sum, it is learned anew."""
+        for mix, found in list(self.stp.items()):
+            if mix.kind == kind and mix.signatures == (signature,):
+                value = min(found.value * guess // max(1, rate), mix.jobs * ONE_JOB)
+                self.stp[mix] = replace(found, value=value)
+                self._note(mix)
+            elif mix.kind == kind and signature in mix.signatures:
+                del self.stp[mix]
 
     def _learn_stp(self, mix: Mix, value: int, at: Instant) -> None:
         before = self.stp.get(mix)
@@ -227,8 +318,16 @@ class Guard:
             before = None
         after = Estimate(value, 1, at) if before is None else before.with_observation(value, at)
         self.stp[mix] = after
-        row = Learned(mix.kind, mix.signatures, mix.jobs, after)
+        self._note(mix)
+
+    def _note(self, mix: Mix) -> None:
+        if self._is_guessed(mix):
+            return  # of no use without the guess
+        row = Learned(mix.kind, mix.signatures, mix.jobs, self.stp[mix])
         self._changed[mix.kind, mix.signatures, mix.jobs] = row
+
+    def _is_guessed(self, mix: Mix) -> bool:
+        return any((mix.kind, signature) in self._guessed for signature in mix.signatures)
 
     def _contradicts(self, old: int, new: int) -> bool:
         return abs(new - old) * 100 > max(old, new) * self.policy.contradicts_pct
@@ -259,22 +358,48 @@ class Guard:
             return Verdict(admits=True, because="unjudged", jobs=k)
         mine = [o.signature for o in occupants]
         here, more = Mix.of(kind, mine), Mix.of(kind, [*mine, signature])
-        stp = self.stp_of(now, here)
-        stp_more = self.stp_of(now, more)
         threshold = self.policy.threshold_pct * ONE_JOB // 100
-        if stp is not None and stp_more is not None:
-            gain = stp_more - stp
+        curve = self._curve(now, here, more)
+        stp = _value_at(curve, k)
+        ahead = [(n, value) for n, value in curve if n > k]
+        if stp is not None and ahead:
+            gain = max((value - stp) // (n - k) for n, value in ahead)
             return Verdict(admits=gain >= threshold, because="known", jobs=k, stp=stp, gain=gain)
-        last_gain = self._last_gain(now, here, stp)
+        last_gain = _last_gain(curve) if stp is not None else None
         if last_gain is not None and last_gain < threshold:
             return Verdict(admits=False, because="flat", jobs=k, stp=stp, gain=last_gain)
         if expects_linear:
             return Verdict(admits=True, because="prior", jobs=k, stp=stp, gain=ONE_JOB)
-        if stp is not None:
+        if stp is not None or k < self._reach(curve, here):
             return Verdict(admits=True, because="explore", jobs=k, stp=stp)
-        if self._may_double(now, here):
-            return Verdict(admits=True, because="explore", jobs=k)
         return Verdict(admits=False, because="measuring", jobs=k)
+
+    def _curve(self, now: Instant, here: Mix, more: Mix) -> list[tuple[int, int]]:
+        """What is known of STP(k), by k: of jobs like these up to here, and with one like the
+        next beyond."""
+        known = {
+            m.jobs: e.value
+            for m, e in self.stp.items()
+            if m.kind == here.kind
+            and m.signatures == (here.signatures if m.jobs <= here.jobs else more.signatures)
+            and now - e.at <= self.policy.forget_ms
+        }
+        if all(self.solo_of(here.kind, one) is not None for one in here.signatures):
+            known[1] = ONE_JOB
+        return sorted(known.items())
+
+    def _reach(self, curve: Sequence[tuple[int, int]], here: Mix) -> int:
+        """Up to how many jobs may be started without a measurement in between."""
+        below = [(n, value) for n, value in curve if n < here.jobs]
+        if not below or self._is_guessed(here):
+            return 0
+        n, value = below[-1]
+        if n < 2:
+            return 0
+        if value >= UNDISTURBED * n:
+            return 2 * n
+        gain = _last_gain(below)
+        return n + n // 2 if gain is not None and gain >= WORTHWHILE else 0
 
     def stp_of(self, now: Instant, mix: Mix) -> int | None:
         if mix.jobs == 1:
@@ -290,26 +415,15 @@ class Guard:
             return True
         if occupant.steps_milli_per_s is not None:
             return False
-        ran_ms = now - occupant.since
         if not occupant.reports and occupant.signature in self._mute:
             return True
-        limit = self.policy.patience_ms if occupant.reports else self.policy.first_report_ms
-        return ran_ms > limit
+        last = self._trained.get(occupant.job_id)
+        quiet_ms = now - (occupant.since if last is None else max(last.at, occupant.since))
+        reports = occupant.reports or self._is_vocal(occupant.signature)
+        return quiet_ms > (self.policy.patience_ms if reports else self.policy.first_report_ms)
 
-    def _last_gain(self, now: Instant, here: Mix, stp: int | None) -> int | None:
-        """What the last job added, if both figures are known."""
-        if stp is None or here.jobs < 2:
-            return None
-        before = self.stp_of(now, replace(here, jobs=here.jobs - 1))
-        return None if before is None else stp - before
-
-    def _may_double(self, now: Instant, here: Mix) -> bool:
-        """Twice the largest number that is known to run undisturbed."""
-        for jobs in range(here.jobs - 1, 1, -1):
-            known = self.stp_of(now, replace(here, jobs=jobs))
-            if known is not None:
-                return known >= UNDISTURBED * jobs and here.jobs < 2 * jobs
-        return False
+    def _is_vocal(self, signature: Signature) -> bool:
+        return signature in self._vocal or any(one == signature for _, one in self.solo)
 
     def throughput(self, kind: DeviceKind, occupants: Sequence[Occupant]) -> Throughput:
         """What these jobs achieve just now, as far as all of them report and are known alone."""
@@ -341,7 +455,11 @@ class Guard:
     def known(self, now: Instant) -> list[Learned]:
         """All that counts now, sorted by device, mix and number of jobs."""
         rows = [Learned(kind, (one,), 0, found) for (kind, one), found in self.solo.items()]
-        rows += [Learned(m.kind, m.signatures, m.jobs, found) for m, found in self.stp.items()]
+        rows += [
+            Learned(m.kind, m.signatures, m.jobs, found)
+            for m, found in self.stp.items()
+            if not self._is_guessed(m)
+        ]
         fresh = [r for r in rows if now - r.estimate.at <= self.policy.forget_ms]
         return sorted(fresh, key=lambda row: (row.kind, row.signatures, row.jobs))
 
@@ -349,7 +467,9 @@ class Guard:
         """The program, and every mix it was in."""
         self.solo = {key: found for key, found in self.solo.items() if key[1] != signature}
         self.stp = {m: found for m, found in self.stp.items() if signature not in m.signatures}
+        self._guessed = {k: rate for k, rate in self._guessed.items() if k[1] != signature}
         self._mute.discard(signature)
+        self._vocal.discard(signature)
         self._changed = {k: row for k, row in self._changed.items() if signature not in k[1]}
         # A reading that is under way may have been divided by what is forgotten now.
         self._watches.clear()
@@ -363,6 +483,26 @@ class Guard:
                 self.solo[row.kind, row.signatures[0]] = row.estimate
             else:
                 self.stp[Mix(row.kind, row.signatures, row.jobs)] = row.estimate
+
+
+def _value_at(curve: Sequence[tuple[int, int]], k: int) -> int | None:
+    """On the curve at k, or on the line between its neighbours; None: beyond what is known."""
+    below = [point for point in curve if point[0] <= k]
+    above = [point for point in curve if point[0] >= k]
+    if not below or not above:
+        return None
+    (k0, value0), (k1, value1) = below[-1], above[0]
+    return value0 if k0 == k1 else value0 + (value1 - value0) * (k - k0) // (k1 - k0)
+
+
+def _last_gain(curve: Sequence[tuple[int, int]]) -> int | None:
+    """What the last jobs added each.  Over a quarter of them: one reading of noise must not
+    look like a knee."""
+    if len(curve) < 2:
+        return None
+    k, value = curve[-1]
+    k0, value0 = max(point for point in curve[:-1] if point[0] <= max(curve[0][0], k - k // 4))
+    return (value - value0) // (k - k0)
 
 
 def antt(rates: Mapping[JobId, int], solo: Mapping[JobId, int]) -> int | None:
