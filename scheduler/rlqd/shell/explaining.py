@@ -99,8 +99,8 @@ def _throughput_words(verdict: Verdict, where: str) -> str:
     nth = _ordinal(verdict.jobs + 1)
     if verdict.because == "flat":
         added = (verdict.gain or 0) / ONE_JOB
-        return f"throughput: {speed}; the last one added {added:.2f}, so a {nth} is not tried"
-    return f"throughput: {speed}; a {nth} would add {(verdict.gain or 0) / ONE_JOB:.2f}"
+        return f"throughput: {speed}; the last one added {added:z.2f}, so a {nth} is not tried"
+    return f"throughput: {speed}; a {nth} would add {(verdict.gain or 0) / ONE_JOB:z.2f}"
 
 
 def _ordinal(n: int) -> str:

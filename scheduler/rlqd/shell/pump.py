@@ -37,7 +37,7 @@ from rlqd.core.machine import Scheduler
 from rlqd.shell import launching, learning, rows, sampling, validation
 from rlqd.shell.attempts import Attempts
 from rlqd.shell.ledger import Ledger
-from rlqd.shell.progress import Tracker
+from rlqd.shell.progress import Company, Tracker, recent_s
 from rlqd.shell.requests import (
     Change,
     ChangeRequest,
@@ -137,6 +137,7 @@ class Pump:
     ledger: Ledger = field(init=False)
     attempts: Attempts = field(init=False)
     stats: Stats = field(default_factory=Stats)
+    _company: Company = field(default_factory=Company)
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
     _waiters: list[Waiter] = field(default_factory=list[Waiter])
     _facts: list[model.Event] = field(default_factory=list[model.Event])
@@ -380,12 +381,11 @@ class Pump:
         self._facts.append(model.MachineSampled(now, facts))
 
     def _training_rates(self) -> dict[model.JobId, int | None]:
-        at = time.time()
-        return {
-            job_id: live.progress.training_milli_per_s(at)
-            for job_id, live in self.live.items()
-            if live.progress is not None
-        }
+        at, over_s = time.time(), recent_s(self.config.guard.observe_ms)
+        trackers = {i: live.progress for i, live in self.live.items() if live.progress is not None}
+        devices = {h.job_id: h.placement.gpus for h in self.core.holdings()}
+        self._company.look(devices, trackers)
+        return {i: tracker.training_milli_per_s(at, over_s) for i, tracker in trackers.items()}
 
     def _take_reports(self) -> None:
         for report in self.reports.receive(MESSAGES_PER_TURN):
