@@ -14,6 +14,9 @@ from rlqd.core.room import Holding
 OUTSIDE_SM_PCT = 15
 OUTSIDE_MILLICORES = 1000
 
+#: Jobs that wait are few if they are no more than this of those that run.
+FEW_PCT = 33
+
 #: A GPU, or None: the CPU, which holds the jobs without GPU.
 Device = GpuId | None
 
@@ -24,9 +27,13 @@ class Crowd:
 
     kinds: dict[Device, DeviceKind]
     occupants: dict[Device, list[Occupant]]
+    #: How many wait for room; None: not asked.
+    waiting: int | None = None
 
     @classmethod
-    def of(cls, holdings: Iterable[Holding], facts: MachineFacts) -> Crowd:
+    def of(
+        cls, holdings: Iterable[Holding], facts: MachineFacts, waiting: int | None = None
+    ) -> Crowd:
         measured = dict(facts.jobs)
         occupants: dict[Device, list[Occupant]] = {None: [], **{g.id: [] for g in facts.gpus}}
         for holding in holdings:
@@ -45,7 +52,7 @@ class Crowd:
         }
         is_shared = facts.millicores_outside >= OUTSIDE_MILLICORES
         kinds[None] = f"CPU, {len(facts.cores)} cores" + (SHARED if is_shared else "")
-        return cls(kinds, occupants)
+        return cls(kinds, occupants, waiting)
 
     def devices(self) -> list[Device]:
         return list(self.kinds)
@@ -64,7 +71,14 @@ class Crowd:
             self.occupants.get(device, []),
             spec.signature,
             expects_linear=device is None,
+            is_last=self._few_wait(),
         )
+
+    def _few_wait(self) -> bool:
+        if self.waiting is None:
+            return False
+        running = sum(len(here) for here in self.occupants.values())
+        return self.waiting * 100 <= running * FEW_PCT
 
     def throughput(self, guard: Guard, device: Device) -> Throughput:
         """What the jobs on it achieve just now."""
@@ -80,6 +94,8 @@ class Crowd:
         )
         for device in gpus or (None,):
             self.occupants.setdefault(device, []).append(one)
+        if self.waiting is not None:
+            self.waiting -= 1
 
 
 def _gpu_kind(gpu: GpuFacts, jobs: Iterable[tuple[JobId, JobFacts]]) -> DeviceKind:

@@ -32,8 +32,10 @@ Amounts are integers: rates in thousandths of a step per second, STP in thousand
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 from rlqd.core.model import GuardPolicy, Instant, JobId
 
@@ -45,6 +47,8 @@ NEW_PCT = 30
 UNDISTURBED = 900
 #: While the last jobs added so much each, their number may grow by half at once.
 WORTHWHILE = 500
+#: One more of the last jobs may cost so much of what there is.
+HARMLESS_PCT = 2
 #: A job that pauses (an evaluation, a checkpoint) counts as going on as before for so long.
 PAUSE_MS = 30_000
 #: What the kind of a device is called that outsiders use as well.
@@ -56,18 +60,24 @@ DeviceKind = str
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mix:
-    """Jobs on one device.  Mixes of the same signatures and size are taken for alike: with
-    every rate divided by its job's own rate alone, their proportions matter little, and the
-    number of different mixes stays learnable."""
+    """Jobs on one device.  Mixes of the same proportions, to a quarter, are taken for alike: so
+    the number of different mixes stays learnable."""
 
     kind: DeviceKind
-    signatures: tuple[Signature, ...]  # distinct, sorted
+    #: Sorted; one that is repeated has so many parts of the whole.
+    signatures: tuple[Signature, ...]
     jobs: int
 
     @classmethod
     def of(cls, kind: DeviceKind, signatures: Iterable[Signature]) -> Mix:
-        found = list(signatures)
-        return cls(kind, tuple(sorted(set(found))), len(found))
+        found = sorted(signatures)
+        counts = Counter(found)
+        if len(counts) < 2:
+            return cls(kind, tuple(counts), len(found))
+        parts = {one: max(1, round(4 * n / len(found))) for one, n in counts.items()}
+        by = gcd(*parts.values())
+        names = tuple(one for one, part in parts.items() for _ in range(part // by))
+        return cls(kind, names, len(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,11 +352,14 @@ class Guard:
         signature: Signature,
         *,
         expects_linear: bool,
+        is_last: bool = False,
     ) -> Verdict:
         """Whether a job of this signature is worth starting beside these.
 
         Args:
             expects_linear: the device has a prior of STP(k) = k: the CPU, by whole cores.
+            is_last: few others wait.  Left for later, it would run on a machine half empty, so
+                it is started if only it does no harm.
         """
         k = len(occupants)
         if not self.policy.enabled:
@@ -364,9 +377,14 @@ class Guard:
         ahead = [(n, value) for n, value in curve if n > k]
         if stp is not None and ahead:
             gain = max((value - stp) // (n - k) for n, value in ahead)
+            if is_last and gain * 100 >= -stp * HARMLESS_PCT:
+                return Verdict(admits=True, because="last", jobs=k, stp=stp, gain=gain)
             return Verdict(admits=gain >= threshold, because="known", jobs=k, stp=stp, gain=gain)
         last_gain = _last_gain(curve) if stp is not None else None
         if last_gain is not None and last_gain < threshold:
+            assert stp is not None
+            if is_last and last_gain * 100 >= -stp * HARMLESS_PCT:
+                return Verdict(admits=True, because="last", jobs=k, stp=stp, gain=last_gain)
             return Verdict(admits=False, because="flat", jobs=k, stp=stp, gain=last_gain)
         if expects_linear:
             return Verdict(admits=True, because="prior", jobs=k, stp=stp, gain=ONE_JOB)

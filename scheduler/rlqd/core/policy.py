@@ -111,7 +111,7 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
     now, policy = scene.now, scene.policy
     result = Plan()
     started: list[Holding] = []
-    crowd = Crowd.of(holdings, scene.facts)
+    crowd = Crowd.of(holdings, scene.facts, queue.size)
     walk = queue.in_order()
     for job_id, spec in walk:
         need, found = choose(scene, spec, room, crowd)
