@@ -269,7 +269,9 @@ def verdict(curve: Curve) -> str:
     best = curve.points[curve.knee - 1]
     jobs = "1 job" if best.jobs == 1 else f"{best.jobs} jobs"
     said = f"{curve.device}: {jobs} at a time, {best.stp:.1f}x one job's speed"
-    if not curve.knee_is_seen:
+    if len(curve.points) == 1:
+        said += f"; a second was not measured ({curve.ended})"
+    elif not curve.knee_is_seen:
         said += f"; each still helped when it ended ({curve.ended})"
     return said
 
