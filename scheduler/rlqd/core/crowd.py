@@ -71,7 +71,7 @@ class Crowd:
             self.occupants.get(device, []),
             spec.signature,
             expects_linear=device is None,
-            is_last=self._few_wait(),
+            is_last=self._few_wait() and self._is_emptiest(device),
         )
 
     def _few_wait(self) -> bool:
@@ -79,6 +79,12 @@ class Crowd:
             return False
         running = sum(len(here) for here in self.occupants.values())
         return self.waiting * 100 <= running * FEW_PCT
+
+    def _is_emptiest(self, device: Device) -> bool:
+        """Of its sort: the last jobs are to end together on all GPUs."""
+        mine = len(self.occupants.get(device, []))
+        gpus = [d for d in self.kinds if d is not None]
+        return device is None or all(mine <= len(self.occupants.get(d, [])) for d in gpus)
 
     def throughput(self, guard: Guard, device: Device) -> Throughput:
         """What the jobs on it achieve just now."""

@@ -193,7 +193,7 @@ class GuardPolicy:
     #: The two halves of an observation may differ by this much.
     steady_pct: int = 15
     #: A program that has reported nothing for so long is taken never to report.
-    first_report_ms: int = 20_000
+    first_report_ms: int = 60_000
     #: A job that reports, but still does not train after so long, is not waited for.
     patience_ms: int = 180_000
     #: What was learned counts for so long.
