@@ -333,7 +333,7 @@ class Guard:
     first_report_ms: int = _key(
         "first_report",
         duration("0s", "1h"),
-        "20s",
+        "60s",
         "A program that has reported nothing for so long is taken never to report.",
     )
     patience_ms: int = _key(
