@@ -10,6 +10,7 @@ from tests.cli.conftest import Invoke
 from tests.support.fake_daemon import HOST, FakeDaemon, make_job
 
 from rlq.cli.commands.gpus import throughput_words
+from rlq.cli.commands.profile import mix_words
 from rlq.protocol import messages as m
 from rlq.protocol.states import JobState
 
@@ -76,6 +77,17 @@ def test_forget_names_one_signature_exactly(daemon: FakeDaemon, invoke: Invoke) 
     result = invoke("profile", "--forget", SAC)
     assert (result.exit_code, result.stdout) == (0, f"forgotten: {SAC}\n")
     assert daemon.requests == [m.Forget(signature=SAC)]
+
+
+@pytest.mark.parametrize(
+    ("signatures", "said"),
+    [
+        (("a", "b"), "a beside b"),
+        (("a", "a", "a", "b"), "a (75%) beside b (25%)"),
+    ],
+)
+def test_a_mix_in_words(signatures: tuple[str, ...], said: str) -> None:
+    assert mix_words(signatures) == said
 
 
 # ---- gpus, status ------------------------------------------------------------------

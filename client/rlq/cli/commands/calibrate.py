@@ -345,7 +345,8 @@ def draw(path: Path, curves: list[Curve], title: str) -> Path:
         axes.set(xlabel="jobs at a time", ylabel=what, ylim=(0, None))
         axes.xaxis.get_major_locator().set_params(integer=True)
     if measured:
-        together.legend(title="dotted: knee")
+        is_seen = any(curve.knee_is_seen for curve in measured)
+        together.legend(title="dotted: knee" if is_seen else None, loc="lower right")
     picture.suptitle(title)
     picture.savefig(path, dpi=120)
     return path

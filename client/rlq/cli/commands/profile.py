@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import click
 
@@ -92,8 +93,18 @@ def print_profiles(found: Profiles, now: float) -> None:
         if not first:
             click.echo()
         first = False
-        click.echo(" beside ".join(map(clean, curve.signatures)))
+        click.echo(mix_words(curve.signatures))
         line("together", curve_words(curve))
+
+
+def mix_words(signatures: tuple[str, ...]) -> str:
+    """ "A (75%) beside B (25%)"; without shares where all have the same."""
+    parts = Counter(signatures)
+    if len(set(parts.values())) == 1:
+        return " beside ".join(map(clean, parts))
+    return " beside ".join(
+        f"{clean(name)} ({100 * n // len(signatures)}%)" for name, n in parts.items()
+    )
 
 
 def line(name: str, text: str) -> None:
