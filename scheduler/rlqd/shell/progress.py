@@ -56,7 +56,8 @@ class Tracker:
         self.total = total if total is not None else self.total
         if self.phase == "warming up":
             self.fresh_from = None  # how fast it fills its buffer tells nothing of its training
-        self.metrics |= metrics
+        # A reporter that never speaks of warming up must not inherit the word of one that did.
+        self.metrics = {k: v for k, v in self.metrics.items() if k != "warming_up"} | metrics
         if self.fresh_from is None and self.phase == "training":
             self.fresh_from = t
         self.reported_at = time.time()
