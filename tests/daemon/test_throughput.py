@@ -48,7 +48,7 @@ here = pathlib.Path(os.environ["TURNS"])
 (here / str(os.getpid())).touch()
 step = 0.0
 while True:
-    step += 100 / len(list(here.iterdir()))
+    step += 100 / sum(os.path.exists(f"/proc/{one.name}") for one in here.iterdir())
     rlq.job.report(round(step), 10**9)
     rlq.job.flush()
     time.sleep(0.1)
@@ -119,8 +119,8 @@ def turns(tmp_path: Path) -> dict[str, str]:
 def calibrate(d: Rlqd, turns: dict[str, str], out: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "rlq", "calibrate", "--env", "Turns-v0", "--device", "cpu"),
-            *("--seconds", "6", "--out", str(out), *more),
+            *(sys.executable, "-m", "rlq", "calibrate", "--env", "Turns-v0"),
+            *("--seconds", "4", "--out", str(out), *more),
         ],
         env={**d.user_env, **turns},
         stdout=subprocess.PIPE,
@@ -134,22 +134,40 @@ def test_calibrate_finds_that_jobs_take_turns_and_the_queue_learns_it(
     tmp_path: Path, turns: dict[str, str]
 ) -> None:
     out = tmp_path / "out"
-    with Rlqd(tmp_path, config=CONFIG) as d:
+    with Rlqd(tmp_path, config=CONFIG, gpus=[{}]) as d:
         client = d.client()
-        said, talk = calibrate(d, turns, out, "--jobs-max", "2", "--json").communicate(timeout=200)
+        asked = calibrate(d, turns, out, "--device", "both", "--jobs-max", "2", "--json")
+        said, talk = asked.communicate(timeout=250)
         assert said, talk
-        [curve] = json.loads(said)["curves"]
-        assert [point["jobs"] for point in curve["points"]] == [1, 2], talk
-        # The two share what one has: far from the 2.0 that two cores would suggest.
-        assert curve["points"][1]["stp"] < 1.5
-        assert curve["points"][1]["antt"] > 1.3
+        curves = json.loads(said)["curves"]
+        assert [curve["device"][:3] for curve in curves] == ["NVI", "CPU"]
+        for curve in curves:
+            assert [point["jobs"] for point in curve["points"]] == [1, 2], talk
+            # The two share what one has: far from the 2.0 that two cores would suggest.
+            assert curve["points"][1]["stp"] < 1.5
+            assert curve["points"][1]["antt"] > 1.3
         assert (out / "calibration.png").exists()
         assert json.loads((out / "calibration.json").read_text()) == json.loads(said)
         jobs = client.list()
-        assert {job.signature for job in jobs} == {SAC}
         assert {job.state for job in jobs} == {JobState.CANCELLED}
+        # Wherever it ran, it is one program, and so is a later `submit sac` of it.
+        assert {job.signature for job in jobs} == {SAC}
         [program] = client.profile(SAC).programs
-        assert program.solo
+        assert {solo.device[:3] for solo in program.solo} == {"NVI", "CPU"}
+
+
+@pytest.mark.skipif(CORES < 2, reason="two jobs at a time need two cores")
+def test_calibrate_keeps_to_one_gpu_of_several(tmp_path: Path, turns: dict[str, str]) -> None:
+    with Rlqd(tmp_path, config=CONFIG, gpus=[{}, {}]) as d:
+        asked = calibrate(d, turns, tmp_path / "out", "--jobs-max", "1")
+        _, talk = asked.communicate(timeout=120)
+        assert asked.returncode == 0, talk
+        holder, job = sorted(d.client().list(), key=lambda job: job.id)
+        assert holder.argv == ("sleep", "infinity")
+        assert holder.placement is not None
+        assert job.placement is not None
+        assert not set(holder.placement.gpus) & set(job.placement.gpus)
+        assert holder.state is job.state is JobState.CANCELLED
 
 
 def test_calibrate_stops_its_jobs_when_it_is_interrupted(
@@ -157,7 +175,7 @@ def test_calibrate_stops_its_jobs_when_it_is_interrupted(
 ) -> None:
     with Rlqd(tmp_path, config=CONFIG) as d:
         client = d.client()
-        running = calibrate(d, turns, tmp_path / "out")
+        running = calibrate(d, turns, tmp_path / "out", "--device", "cpu")
         wait_until(
             lambda: [job.state for job in client.list()],
             lambda states: JobState.RUNNING in states,
