@@ -80,6 +80,15 @@ def test_importing_the_command_loads_nothing_heavy(module: str) -> None:
     assert done.stdout == "\n"
 
 
+def test_a_full_disk_is_told_as_such(daemon: FakeDaemon) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*RLQ, "list"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: cannot write: No space left on device\nhint: make room, then try again\n"
+    )
+
+
 def test_submitting_loads_neither_rich_nor_the_daemon(daemon: FakeDaemon) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "rlq", "submit", "--", "true"],

@@ -10,6 +10,7 @@ Rule 4: exit codes are rlq.errors', and: 1 some of it failed, 124 timed out, 130
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -117,6 +118,8 @@ class LazyGroup(click.Group):
         except BrokenPipeError:
             code = quiet_exit()
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                sys.exit(fail(f"cannot write: {error.strerror}", "make room, then try again", 1))
             if os.environ.get("RLQ_DEBUG"):
                 raise
             code = fail(
