@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.nvml_stub import VERSION_MISMATCH
 from tests.support.rlqd import Rlqd, configured
 from tests.support.waiting import wait_until
 
@@ -186,6 +187,27 @@ def test_calibrate_stops_its_jobs_when_it_is_interrupted(
         assert running.returncode == 130, talk
         assert "Traceback" not in talk
         assert {job.state for job in client.list()} == {JobState.CANCELLED}
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a driver here")
+def test_without_a_driver_nothing_is_wrong(tmp_path: Path) -> None:
+    with Rlqd(tmp_path) as d:
+        client = d.client()
+        wait_until(client.devices, lambda machine: machine.nvml_absent)
+        assert d.rlq("submit", "--", "true").stderr == ""
+        assert d.rlq("gpus").stderr == ""
+        assert client.status().problems == ()
+
+
+def test_a_failing_driver_is_not_an_absent_one(tmp_path: Path) -> None:
+    d = Rlqd(tmp_path, gpus=[{}])
+    d.nvml.fail(VERSION_MISMATCH)
+    with d:
+        client = d.client()
+        machine = wait_until(client.devices, lambda machine: "upgraded" in machine.nvml_problem)
+        assert not machine.nvml_absent
+        assert "the GPUs cannot be read now" in d.rlq("submit", "--", "true").stderr
+        assert "warning" in d.rlq("gpus").stderr
 
 
 def test_no_daemon_is_started_from_within_a_job(tmp_path: Path) -> None:
