@@ -23,4 +23,13 @@ say rlq submit sac --algo sb3 --env Humanoid-v5 --steps 700 --set learning_start
 say rlq submit sac --algo sbx --env Humanoid-v5 --steps 700 --set learning_starts=200 --eval-freq 0 --eval-episodes 1 --out "$out"
 say rlq list
 say rlq wait --all
-say rlq history
+if [ -t 1 ]; then
+  say rlq history
+else
+  # To a pipe `rlq history` writes tab-separated fields, wider than 80 columns: the telling ones.
+  printf '\n$ rlq history\n'
+  rlq history | awk -F'\t' '
+    NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i }
+    { printf "%3s  %-20s %-10s %-6s %-5s %11s %9s\n", $at["ID"], $at["NAME"], $at["STATE"],
+        $at["DEVICE"], $at["CORES"], $at["STEPS_PER_S"], $at["RESULT"] }'
+fi
