@@ -87,11 +87,13 @@ def _serve(
 ) -> None:
     # Imported here, so that --help and a wrong configuration answer at once.
     from rlqd.adapters import host, lockfile, systemd
+    from rlqd.adapters.mps import Mps
     from rlqd.adapters.nvml import NvmlMonitor
     from rlqd.adapters.processes import Processes
     from rlqd.adapters.reports import ReportSocket
     from rlqd.adapters.sqlite import Store
     from rlqd.adapters.zeromq import Server, check_peer_address
+    from rlqd.shell.mps import MpsJobs
     from rlqd.shell.pump import Pump
     from rlqd.shell.sampling import Sampler, usable_cpus
     from rlqd.shell.signals import Signals
@@ -126,6 +128,20 @@ def _serve(
             period_s=config.monitor.period_ms / 1000,
             gpus_included=config.gpu.include,
         )
+        mps = None
+        if config.mps.mode != "off":
+            mps = MpsJobs(
+                mps=Mps(
+                    *mps_folders(config.mps, paths.state_dir),
+                    manage=config.mps.mode == "manage",
+                    multi_user=config.mps.multi_user,
+                    # A few processes are started for each reading: less often than the rest.
+                    period_s=config.monitor.period_ms / 200,
+                ),
+                required=config.mps.required,
+                multi_user=config.mps.multi_user,
+                cap_sm=config.mps.cap_sm,
+            )
         signals = Signals()
         notifier = systemd.Notifier()
         pump = Pump(
@@ -145,6 +161,7 @@ def _serve(
             notifier=notifier,
             signals=signals,
             reload=lambda: configuration.load(config_path),
+            mps=mps,
         )
         pump.start()
         log.info("rlqd %s serves %s from %s", VERSION, paths.socket, paths.state_dir)
@@ -152,6 +169,15 @@ def _serve(
         _tell(ready_fd, "ready")
         pump.run()
         log.info("stopped; running jobs run on")
+
+
+def mps_folders(config: configuration.Mps, state_dir: Path) -> tuple[Path, Path]:
+    """The pipe and log folders of the MPS control daemon."""
+    if config.mode == "manage":
+        pipe, log_ = str(state_dir / "mps" / "pipe"), str(state_dir / "mps" / "log")
+    else:
+        pipe, log_ = "/tmp/nvidia-mps", "/var/log/nvidia-mps"
+    return Path(config.pipe_dir or pipe), Path(config.log_dir or log_)
 
 
 def _log_to_stderr(level: str) -> None:

@@ -181,6 +181,15 @@ DEVICES = Kind(
     'a list of GPU numbers or UUIDs such as [0, 1] or ["GPU-5a…"]; empty: all',
 )
 
+
+def _parse_folder(value: object) -> str:
+    text = _string(value)
+    _check(text == "" or (text.startswith("/") and "\0" not in text))
+    return text
+
+
+FOLDER = Kind(_parse_folder, json.dumps, '"" (see its meaning) or an absolute path')
+
 # ---- keys --------------------------------------------------------------------------
 
 
@@ -348,6 +357,52 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mps:
+    """NVIDIA's CUDA Multi-Process Service (docs/mps.md). Read when the daemon starts."""
+
+    mode: str = _key(
+        "mode",
+        choice("off", "use", "manage"),
+        "off",
+        "`use`: jobs on a GPU go through an MPS control daemon that somebody else runs; `manage`:"
+        " rlqd starts one where none answers; `off`: rlqd leaves MPS alone.",
+    )
+    required: bool = _key(
+        "required",
+        FLAG,
+        True,
+        "While MPS cannot be used, no job starts on a GPU; `false`: jobs start without MPS.",
+    )
+    multi_user: bool = _key(
+        "multi_user",
+        FLAG,
+        False,
+        "The control daemon runs with `-multiuser-server`, as root; without it, only one user's"
+        " jobs at a time go through MPS, and other users' jobs run beside it without.",
+    )
+    pipe_dir: str = _key(
+        "pipe_dir",
+        FOLDER,
+        "",
+        "CUDA_MPS_PIPE_DIRECTORY; empty: NVIDIA's `/tmp/nvidia-mps`, or for `manage`"
+        " `mps/pipe` in the state folder.",
+    )
+    log_dir: str = _key(
+        "log_dir",
+        FOLDER,
+        "",
+        "CUDA_MPS_LOG_DIRECTORY; empty: NVIDIA's `/var/log/nvidia-mps`, or for `manage`"
+        " `mps/log` in the state folder.",
+    )
+    cap_sm: bool = _key(
+        "cap_sm",
+        FLAG,
+        True,
+        "Whether a job that declares its SM share (`--sm`) is held to it.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Monitor:
     """How the machine is watched."""
 
@@ -393,6 +448,7 @@ SECTIONS: dict[str, type] = {
     "memory": Memory,
     "scheduling": Scheduling,
     "guard": Guard,
+    "mps": Mps,
     "monitor": Monitor,
     "daemon": Daemon,
 }
@@ -411,6 +467,7 @@ class Config:
     memory: Memory = field(default_factory=Memory)
     scheduling: Scheduling = field(default_factory=Scheduling)
     guard: Guard = field(default_factory=Guard)
+    mps: Mps = field(default_factory=Mps)
     monitor: Monitor = field(default_factory=Monitor)
     daemon: Daemon = field(default_factory=Daemon)
     # Not in the repr: variables may hold passwords.

@@ -399,6 +399,8 @@ class GpuProcess(Part, frozen=True, kw_only=True):
     job: int | None = None
     mem_mib: int | None = None
     sm_pct: int | None = None
+    #: Whether it is a client of the CUDA MPS server; None: MPS is not in use, or not known yet.
+    mps: bool | None = None
 
 
 class Gpu(Part, frozen=True, kw_only=True):

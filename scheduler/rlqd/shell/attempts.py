@@ -6,15 +6,17 @@ Whatever happens to one becomes an event for the core; what to do about it is th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
 import zmq
 
 from rlqd.adapters import processes
+from rlqd.adapters.mps import Release, Which
 from rlqd.adapters.processes import Handle, LaunchOrder, Processes
 from rlqd.core import model
+from rlqd.shell.mps import MpsJobs
 from rlqd.shell.sampling import Sampler
 from rlqd.shell.views import Live
 
@@ -28,6 +30,8 @@ class Attempts:
     poller: zmq.Poller
     sampler: Sampler
     live: dict[model.JobId, Live]
+    #: None: CUDA MPS is left alone.
+    mps: MpsJobs | None = None
     _handles: dict[model.JobId, Handle] = field(default_factory=dict[model.JobId, Handle])
     #: Whose a polled descriptor is.  A handle's own numbers do not tell: its ready pipe is
     #: closed early, and the number then is the next launch's.
@@ -51,12 +55,28 @@ class Attempts:
         return []
 
     def terminate(self, job_id: model.JobId, attempt: int) -> None:
-        if handle := self._handle(job_id, attempt):
-            self.processes.terminate(handle)
+        self._signal(job_id, attempt, Which.UNHANDLED, self.processes.terminate)
 
     def kill(self, job_id: model.JobId, attempt: int) -> None:
-        if handle := self._handle(job_id, attempt):
-            self.processes.kill(handle)
+        self._signal(job_id, attempt, Which.ALL, self.processes.kill)
+
+    def _signal(
+        self, job_id: model.JobId, attempt: int, which: Which, send: Callable[[Handle], None]
+    ) -> None:
+        """At once, or, for a job on CUDA MPS, when its processes are off the MPS server."""
+        if (handle := self._handle(job_id, attempt)) is None:
+            return
+        if self.mps is None:
+            send(handle)
+            return
+
+        def send_now() -> None:
+            # By then it may have ended, and its pidfd's number be another's.
+            if (handle := self._handle(job_id, attempt)) is not None:
+                send(handle)
+
+        release = Release(job=job_id, attempt=attempt, root_pid=handle.pid, which=which)
+        self.mps.before(release, send_now)
 
     def freeze(self, job_id: model.JobId, attempt: int, *, on: bool) -> None:
         if handle := self._handle(job_id, attempt):

@@ -21,6 +21,7 @@ import pwd
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from rlq import hooks
 from rlq.protocol.messages import JobSpec
@@ -70,8 +71,13 @@ def order(
     logs_dir: str,
     config: Config,
     facts: MachineFacts | None,
+    mps: Mapping[str, str | None] = MappingProxyType({}),
 ) -> LaunchOrder:
-    """What the supervisor is told: the submission, in the place the core gave it."""
+    """What the supervisor is told: the submission, in the place the core gave it.
+
+    Args:
+        mps: variables of CUDA MPS; None: unset.
+    """
     spec = row.job_spec
     gpus = facts.gpus if facts is not None else ()
     totals = [
@@ -91,6 +97,7 @@ def order(
             configured=config.environment,
             gpu_mem_mib_total=min(totals, default=None),
             machine_has_gpus=bool(gpus),
+            mps=mps,
         ),
         cwd=spec.cwd,
         umask=spec.umask,
@@ -113,6 +120,7 @@ def environment(
     configured: Mapping[str, str],
     gpu_mem_mib_total: int | None,
     machine_has_gpus: bool,
+    mps: Mapping[str, str | None] = MappingProxyType({}),
 ) -> dict[str, str]:
     """The complete environment of a job.
 
@@ -121,11 +129,12 @@ def environment(
         queue: what identifies the job to its children (RLQ_JOB_ID and so on).
         configured: the [environment] section of the configuration.
         gpu_mem_mib_total: of the smallest of its GPUs, if known.
+        mps: as `order`.
     """
     env = {**configured, **submitted}
     ours = _threads(len(placement.cores)) | _devices(placement, machine_has_gpus)
     if placement.gpus:
-        ours |= _memory(spec, env, gpu_mem_mib_total)
+        ours |= _memory(spec, env, gpu_mem_mib_total) | dict(mps)
     # Only ever a folder in front, so also where the user gave a PYTHONPATH of their own.
     hooked = spec.hooks and env.get("RLQ_HOOKS") != "0"
     ours |= {"PYTHONPATH": hooks.pythonpath(env.get("PYTHONPATH"), on=hooked)}

@@ -16,7 +16,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import assert_never
 
@@ -28,15 +28,16 @@ from rlq.protocol import messages as wire
 from rlq.protocol.states import LIVE_STATES
 from rlqd.adapters.processes import Processes
 from rlqd.adapters.reports import ReportSocket
-from rlqd.adapters.sqlite import Store
+from rlqd.adapters.sqlite import Row, Store
 from rlqd.adapters.systemd import Notifier
 from rlqd.adapters.zeromq import Received, Server
 from rlqd.config import Config
 from rlqd.core import model
-from rlqd.core.machine import Scheduler
+from rlqd.core.machine import Scheduler, placement_of
 from rlqd.shell import launching, learning, rows, sampling, validation
 from rlqd.shell.attempts import Attempts
 from rlqd.shell.ledger import Ledger
+from rlqd.shell.mps import MpsJobs
 from rlqd.shell.progress import Company, Tracker, recent_s
 from rlqd.shell.requests import (
     Change,
@@ -127,6 +128,8 @@ class Pump:
     signals: Signals
     #: Reads the configuration again; raises RlqError if it is wrong.
     reload: Callable[[], Config]
+    #: None: CUDA MPS is left alone.
+    mps: MpsJobs | None = None
 
     wants_stop: bool = False
 
@@ -160,17 +163,24 @@ class Pump:
             gpus=self.sampler.gpus,
             supervisor_of=self.supervisor_of,
             owner_of=self.owner_of,
+            mps=self.mps,
         )
         self.desk = Desk(
             config=self.config, store=self.store, views=self.views, logs_dir=str(self.logs_dir)
         )
         self.ledger = Ledger(store=self.store, views=self.views)
         self.attempts = Attempts(
-            processes=self.processes, poller=self._poller, sampler=self.sampler, live=self.live
+            processes=self.processes,
+            poller=self._poller,
+            sampler=self.sampler,
+            live=self.live,
+            mps=self.mps,
         )
         self._poller.register(self.server.socket, zmq.POLLIN)
         for source in (self.reports, self.sampler, self.signals):
             self._poller.register(source, zmq.POLLIN)
+        if self.mps is not None:
+            self._poller.register(self.mps.mps, zmq.POLLIN)
 
     # ---- the loop ------------------------------------------------------------------
 
@@ -179,6 +189,8 @@ class Pump:
         self._draining = self.store.meta("draining") == "1"
         self._recover(monotonic_ms())
         self.sampler.start()
+        if self.mps is not None:
+            self.mps.mps.start()
         self._await_readings()
 
     def _await_readings(self) -> None:
@@ -198,6 +210,8 @@ class Pump:
             self.turn(self._timeout_ms())
         self.notifier.stopping()
         self.sampler.stop()
+        if self.mps is not None:
+            self.mps.mps.stop()
 
     def turn(self, timeout_ms: int) -> None:
         ready = dict(self._poller.poll(timeout_ms))
@@ -212,7 +226,11 @@ class Pump:
                 self._receive(received, now, asked, questions)
         if self.reports.fileno() in ready:
             self._take_reports()
-        if self.sampler.fileno() in ready:
+        if self.mps is not None:
+            self.mps.send_due()
+            if self.mps.mps.fileno() in ready:
+                self.mps.take()
+        if self.sampler.fileno() in ready or (self.mps and self.mps.mps.fileno() in ready):
             self._take_readings(now)
         for fd in ready:
             # One end may have taken another descriptor of its job with it.
@@ -242,6 +260,7 @@ class Pump:
         """Until something is due; at most a second, for the watchdog's sake."""
         now = monotonic_ms()
         times: list[int] = [w.due for w in self._waiters]
+        times += self.mps.next_due() if self.mps is not None else ()
         if self._broken:
             times.append(self._retry_at)
         elif (wakeup := self.core.next_wakeup()) is not None:
@@ -351,13 +370,23 @@ class Pump:
             logs_dir=str(self.logs_dir),
             config=self.config,
             facts=self.core.facts,
+            mps=self._mps_variables(row, launch, account.uid),
         )
         self._facts += self.attempts.launch(order, monotonic_ms())
+
+    def _mps_variables(self, row: Row, launch: model.Launch, uid: int) -> dict[str, str | None]:
+        if self.mps is None or not launch.placement.gpus:
+            return {}
+        indices = self.views.gpu_indices()
+        numbers = [indices[gpu] for gpu in launch.placement.gpus if gpu in indices]
+        return self.mps.variables(launch.job_id, uid, row.job_spec, numbers)
 
     def _left(self, job: model.Job) -> None:
         """It holds nothing (any more), and that is on disk."""
         if job.attempt:
             self.attempts.discard(job.id, job.attempt)
+        if self.mps is not None:
+            self.mps.forget(job.id)
         if isinstance(job.state, model.Finished):
             self.live.pop(job.id, None)
             for waiter in self._waiters:
@@ -378,7 +407,17 @@ class Pump:
             self.supervisor_of,
             self._training_rates(),
         )
+        if self.mps is not None:
+            self.mps.look(self.sampler.gpus(), self._job_of)
+            if closed := self.mps.closes_gpus():
+                # Like a device that cannot be read: it admits nothing, and disturbs nothing.
+                gpus = tuple(replace(g, problem=g.problem or closed) for g in facts.gpus)
+                facts = replace(facts, gpus=gpus)
         self._facts.append(model.MachineSampled(now, facts))
+
+    def _job_of(self, pid: int) -> model.JobId | None:
+        supervisor = self.supervisor_of(pid)
+        return None if supervisor is None else self.attempts.jobs_by_supervisor().get(supervisor)
 
     def _training_rates(self) -> dict[model.JobId, int | None]:
         at, over_s = time.time(), recent_s(self.config.guard.observe_ms)
@@ -585,6 +624,8 @@ class Pump:
             problems.append(f"GPUs: {gpus.problem}")
         if gpus is not None:
             problems += [f"GPU {g.index} ({g.name}): {g.problem}" for g in gpus.gpus if g.problem]
+        if self.mps is not None:
+            problems += self.mps.problems()
         room_is_unread = self.core.facts is not None and self.core.room() is None
         if room_is_unread:
             problems.append("the machine's readings are too old: nothing new starts")
@@ -635,6 +676,14 @@ class Pump:
                 hint=f"make room on the disk of {self.state_dir}",
             ) from error
         self.attempts.discard_all_but((j.id, j.attempt) for j in jobs)
+        if self.mps is not None:
+            self.mps.recover(
+                {
+                    job.id: self.live[job.id].uid
+                    for job in jobs
+                    if (place := placement_of(job.state)) is not None and place.gpus
+                }
+            )
         self._facts = [*found]
         self._tell_admission(now)
         if found:

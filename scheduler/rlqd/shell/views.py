@@ -29,6 +29,7 @@ from rlqd.core.machine import Scheduler
 from rlqd.core.policy import Plan
 from rlqd.readings import GpuReading, GpusReading, HostReading
 from rlqd.shell import explaining, launching, rows
+from rlqd.shell.mps import MpsJobs
 from rlqd.shell.progress import Tracker
 from rlqd.shell.signature import signature_of
 
@@ -56,6 +57,8 @@ class Views:
     gpus: Callable[[], GpusReading | None]
     supervisor_of: Callable[[int], int | None]
     owner_of: Callable[[int], tuple[str, str]]
+    #: None: CUDA MPS is left alone.
+    mps: MpsJobs | None = None
     started_at: float = field(default_factory=time.time)
     _plan: Plan | None = None
     _plan_is_fresh: bool = False
@@ -88,6 +91,8 @@ class Views:
                 reason = explaining.waiting_reason(self.core, self.plan(), known, time.time())
             elif isinstance(known.state, model.Completing):
                 reason = _stopping(self.core.now, known.state)
+            elif self.mps is not None:
+                reason = self.mps.remark(job_id)
             usage = self.usage(known) or usage
             placement = rows.wire_placement(known.state, self.gpu_indices())
         if live is not None:
@@ -202,6 +207,7 @@ class Views:
                     job=self._job_of(process.pid),
                     mem_mib=process.mem_mib,
                     sm_pct=process.sm_pct,
+                    mps=None if self.mps is None else self.mps.is_client(process.pid),
                 )
             )
         return Gpu(

@@ -184,7 +184,12 @@ def check_nvml() -> Check:
 def check_mps() -> Check:
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     if os.path.exists(os.path.join(pipe, "control")):
-        return Check("mps", "ok", f"an MPS control daemon has its pipes in {pipe}")
+        return Check(
+            "mps",
+            "ok",
+            f"an MPS control daemon has its pipes in {pipe}",
+            'rlqd looks after jobs on it only with mode = "use" in [mps] (docs/mps.md)',
+        )
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         return Check(
             "mps",

@@ -93,6 +93,7 @@ def rows_of(gpus: tuple[Gpu, ...]) -> Iterator[Row]:
                 for part in (
                     "" if process.mem_mib is None else format_mib(process.mem_mib),
                     "" if process.sm_pct is None else f"{process.sm_pct}% SM",
+                    {True: "MPS", False: "without MPS", None: ""}[process.mps],
                 )
                 if part
             )
