@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlqd.core.guard import SHARED, DeviceKind, Guard, Occupant, Throughput, Verdict
 from rlqd.core.model import GpuFacts, GpuId, Instant, JobFacts, JobId, JobSpec, MachineFacts
@@ -29,6 +29,10 @@ class Crowd:
     occupants: dict[Device, list[Occupant]]
     #: How many wait for room; None: not asked.
     waiting: int | None = None
+    #: Verdicts of this pass: hundreds of waiting shapes may be of one program.
+    _verdicts: dict[tuple[Device, str, bool], Verdict] = field(
+        default_factory=dict[tuple[Device, str, bool], Verdict]
+    )
 
     @classmethod
     def of(
@@ -65,14 +69,18 @@ class Crowd:
         if spec.unguarded:
             jobs = len(self.occupants.get(device, []))
             return Verdict(admits=True, because="unguarded", jobs=jobs)
-        return guard.judge(
-            now,
-            self.kinds.get(device, "?"),
-            self.occupants.get(device, []),
-            spec.signature,
-            expects_linear=device is None,
-            is_last=self._few_wait() and self._is_emptiest(device),
-        )
+        is_last = self._few_wait() and self._is_emptiest(device)
+        key = (device, spec.signature, is_last)
+        if key not in self._verdicts:
+            self._verdicts[key] = guard.judge(
+                now,
+                self.kinds.get(device, "?"),
+                self.occupants.get(device, []),
+                spec.signature,
+                expects_linear=device is None,
+                is_last=is_last,
+            )
+        return self._verdicts[key]
 
     def _few_wait(self) -> bool:
         if self.waiting is None:
@@ -100,6 +108,7 @@ class Crowd:
         )
         for device in gpus or (None,):
             self.occupants.setdefault(device, []).append(one)
+        self._verdicts.clear()
         if self.waiting is not None:
             self.waiting -= 1
 

@@ -180,6 +180,10 @@ class Guard:
     _mute: set[Signature] = field(default_factory=set[Signature])
     #: Programs that have reported: a job of one that has yet to is not taken for mute.
     _vocal: set[Signature] = field(default_factory=set[Signature])
+    #: `stp` by device and proportions; None: not sorted out since the last reading.
+    _index: dict[tuple[DeviceKind, tuple[Signature, ...]], list[tuple[int, Estimate]]] | None = (
+        None
+    )
     #: What changed since `take_changes`, by key.
     _changed: dict[tuple[DeviceKind, tuple[Signature, ...], int], Learned] = field(
         default_factory=dict[tuple[DeviceKind, tuple[Signature, ...], int], Learned]
@@ -191,6 +195,7 @@ class Guard:
         self, now: Instant, device: str, kind: DeviceKind, occupants: Sequence[Occupant]
     ) -> None:
         """A reading of one device.  Learns once the same jobs have run together long enough."""
+        self._index = None
         for o in occupants:
             if o.reports:
                 self._mute.discard(o.signature)
@@ -396,15 +401,26 @@ class Guard:
         """What is known of STP(k), by k: of jobs like these up to here, and with one like the
         next beyond."""
         known = {
-            m.jobs: e.value
-            for m, e in self.stp.items()
-            if m.kind == here.kind
-            and m.signatures == (here.signatures if m.jobs <= here.jobs else more.signatures)
-            and now - e.at <= self.policy.forget_ms
+            n: found.value
+            for n, found in self._points(here)
+            if n <= here.jobs and now - found.at <= self.policy.forget_ms
+        }
+        known |= {
+            n: found.value
+            for n, found in self._points(more)
+            if n > here.jobs and now - found.at <= self.policy.forget_ms
         }
         if all(self.solo_of(here.kind, one) is not None for one in here.signatures):
             known[1] = ONE_JOB
         return sorted(known.items())
+
+    def _points(self, mix: Mix) -> list[tuple[int, Estimate]]:
+        """Of mixes like this one, whatever their number.  Sorted out once after each reading."""
+        if self._index is None:
+            self._index = {}
+            for m, found in self.stp.items():
+                self._index.setdefault((m.kind, m.signatures), []).append((m.jobs, found))
+        return self._index.get((mix.kind, mix.signatures), [])
 
     def _reach(self, curve: Sequence[tuple[int, int]], here: Mix) -> int:
         """Up to how many jobs may be started without a measurement in between."""
@@ -489,11 +505,13 @@ class Guard:
         self._mute.discard(signature)
         self._vocal.discard(signature)
         self._changed = {k: row for k, row in self._changed.items() if signature not in k[1]}
+        self._index = None
         # A reading that is under way may have been divided by what is forgotten now.
         self._watches.clear()
 
     def load(self, rows: Iterable[Learned], now: Instant) -> None:
         """Take in what an earlier daemon learned.  Too old: left out."""
+        self._index = None
         for row in rows:
             if now - row.estimate.at > self.policy.forget_ms:
                 continue
