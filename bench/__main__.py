@@ -18,8 +18,8 @@ DEFAULT = (
     "host_monitor",
     "rivals",
 )
-#: Only by name: each trains for minutes.
-LONG = ("sac_packing",)
+#: Only by name: each takes minutes.
+LONG = ("sac_packing", "policies")
 
 
 def main() -> int:

@@ -4,11 +4,14 @@ who knew the best number beforehand.  Virtual time throughout: one seed is one r
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from bench.policies import best_slots, by_sm, fixed, slots
+from bench.policies import NAMES, best_slots, by_sm, fixed, slots
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +32,8 @@ from rlqd.sim.contention import (
     run_rule,
 )
 from rlqd.sim.workloads import CNN, SB3, SBX, from_history, generated
+
+ROOT = Path(__file__).parents[2]
 
 LOADS = st.lists(
     st.builds(
@@ -231,6 +236,18 @@ def test_what_was_learned_is_used_the_next_time() -> None:
     cold.run()
     warm = CoreRun(workload, reading_s=2, learned=cold.learned).run()
     assert sum(at < 60 for at, _, _, _ in warm.starts) >= 5, "no need to feel its way"
+
+
+def test_the_study_prints_every_rule_and_the_same_each_time() -> None:
+    command = [sys.executable, "bench/policies.py", "--only", "60 SB3", "--processes", "1"]
+    first, second = (
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert first == second
+    for name in NAMES:
+        assert name in first.splitlines()[1]
+    assert "60 SB3 of 4 minutes" in first
 
 
 # ---- recorded histories ------------------------------------------------------------
