@@ -8,7 +8,14 @@ import time
 import pytest
 
 from rlqd.core.model import GpuId, JobId
-from rlqd.shell.progress import RECENT_S_MAX, Company, Tracker, recent_s
+from rlqd.shell.progress import (
+    METRICS_MAX,
+    RECENT_S_MAX,
+    WINDOW_MAX,
+    Company,
+    Tracker,
+    recent_s,
+)
 
 A, B = GpuId("GPU-a"), GpuId("GPU-b")
 ONE, TWO, THREE = JobId(1), JobId(2), JobId(3)
@@ -168,3 +175,31 @@ def test_a_job_on_two_devices_keeps_company_on_both() -> None:
     machine, first, _ = settled_pair()
     machine.add(THREE, B, A)
     assert first.rate is None
+
+
+def test_a_flood_of_reports_at_one_moment_is_kept_as_the_last_of_them() -> None:
+    tracker = Tracker()
+    tracker.add(1.0, 0, None, {})
+    for step in range(100_000):
+        tracker.add(2.0, step, None, {})
+    assert len(tracker.window) <= 3
+    assert tracker.window[-1] == (2.0, 99_999)
+    assert tracker.steps_per_s() == 99_999
+
+
+def test_reports_in_quick_succession_are_bounded_and_leave_the_rate_right() -> None:
+    tracker = Tracker()
+    for number in range(100_000):
+        tracker.add(number / 1000, number, None, {})
+    assert len(tracker.window) <= WINDOW_MAX
+    assert tracker.steps_per_s() == pytest.approx(1000)
+
+
+def test_only_so_many_names_of_metrics_are_kept_and_those_go_on_being_told() -> None:
+    tracker = Tracker()
+    for number in range(10_000):
+        tracker.add(float(number), number, None, {f"m{number}": 1.0, "m0": float(number)})
+    tracker.add(10_000.0, 10_000, None, {"warming_up": 1.0})
+    assert len(tracker.metrics) <= METRICS_MAX + 1
+    assert tracker.metrics["m0"] == 9_999
+    assert tracker.phase == "warming up", "the daemon's own word is never crowded out"

@@ -1,4 +1,4 @@
-"""What must hold after every step.  Run by tests, by the simulator and by `rlqd --check`.
+"""What must hold after every step.  Run by tests and by the simulator.
 
 It may be slow: it looks at every job and plans once more.  A failure is a bug of ours.
 """
@@ -55,8 +55,6 @@ def _check_job(scheduler: Scheduler, job: Job) -> None:
     if isinstance(state, Suspended):
         assert state.ran_ms >= 0, job
         assert state.left_ms is None or state.left_ms > 0, job
-    if isinstance(state, Completing):
-        assert (state.pid is None) == (state.kill_at is None), job
     # A state whose time is up has been dealt with.
     due = deadline_of(state)
     if due is not None and not isinstance(state, Pending):

@@ -24,6 +24,13 @@ RECENT_SHARE = 0.6
 RECENT_S_MAX = 9.0
 #: A job that has not been heard of for so long evaluates, or saves a checkpoint.
 SILENT_S = 9.0
+#: Reports closer together than this count as one, and at most so many are kept: what a job sends
+#: must not cost the daemon more than what an honest one does.
+GRAIN_S = 0.1
+WINDOW_MAX = 512
+#: Names of metrics that one attempt may use, as `rlq.job` sends at once.
+METRICS_MAX = 32
+WARMING_UP = "warming_up"
 
 Phase = Literal["silent", "warming up", "training"]
 
@@ -37,7 +44,7 @@ class Tracker:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     reported_at: float = 0.0
     #: (the job's monotonic seconds, step), oldest first.
-    window: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
+    window: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=WINDOW_MAX))
     #: The job's seconds from which on the guard's rate is taken; None: from its next report on.
     fresh_from: float | None = None
 
@@ -49,7 +56,10 @@ class Tracker:
             if step < self.window[-1][1]:
                 self.window.clear()  # it began anew
                 self.fresh_from = None
-        self.window.append((t, step))
+        if len(self.window) > 1 and t - self.window[-2][0] < GRAIN_S:
+            self.window[-1] = (t, step)
+        else:
+            self.window.append((t, step))
         while len(self.window) > 2 and self.window[1][0] <= t - RATE_WINDOW_S:
             self.window.popleft()
         self.step = step
@@ -57,7 +67,10 @@ class Tracker:
         if self.phase == "warming up":
             self.fresh_from = None  # how fast it fills its buffer tells nothing of its training
         # A reporter that never speaks of warming up must not inherit the word of one that did.
-        self.metrics = {k: v for k, v in self.metrics.items() if k != "warming_up"} | metrics
+        self.metrics.pop(WARMING_UP, None)
+        for name, value in metrics.items():
+            if name in self.metrics or name == WARMING_UP or len(self.metrics) < METRICS_MAX:
+                self.metrics[name] = value
         if self.fresh_from is None and self.phase == "training":
             self.fresh_from = t
         self.reported_at = time.time()
@@ -66,7 +79,7 @@ class Tracker:
     def phase(self) -> Phase:
         if not self.window:
             return "silent"
-        return "warming up" if self.metrics.get("warming_up") else "training"
+        return "warming up" if self.metrics.get(WARMING_UP) else "training"
 
     def measure_afresh(self) -> None:
         """What it shares its device with has changed."""
