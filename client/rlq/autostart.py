@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 
 from rlq import paths
-from rlq.errors import UnreachableError, UsageError
+from rlq.errors import UnavailableError, UnreachableError, UsageError
 from rlq.transport import is_answering
 
 START_TIMEOUT_S = 15.0
 REFUSED_GRACE_S = 2.0
 LOG_NAME = "rlqd.log"
+#: What rlqd begins the sentence with that says why it ends.
+ERROR_PREFIX = "rlqd: error: "
 #: Kept, so that nobody is warned of a child that still runs: it is meant to.
 _started: list[subprocess.Popen[bytes]] = []
 
@@ -26,6 +28,7 @@ def start_daemon(*, timeout_s: float = START_TIMEOUT_S) -> Path:
 
     Raises:
         UnreachableError: it did not come up; the message says what it said.
+        UnavailableError: it says that it cannot just now, as on a full disk.
         UsageError: its folders cannot be used, or this is a job: what a job starts ends with it.
     """
     if job := os.environ.get("RLQ_JOB_ID"):
@@ -70,12 +73,14 @@ def _start(where: paths.DaemonPaths, deadline: float) -> None:
     ready_read, ready_write = os.pipe()
     try:
         with open(log_path, "ab") as log:
+            log_start = log.tell()
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "rlqd", "--ready-fd", str(ready_write)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd="/",
+                env=_environment(where),
                 start_new_session=True,
                 pass_fds=(ready_write,),
             )
@@ -99,13 +104,25 @@ def _start(where: paths.DaemonPaths, deadline: float) -> None:
             f"the daemon (pid {process.pid}) was started but is not ready yet", hint=hint
         )
     # Somebody may have started one by hand in the same moment: then it refused, rightly.
-    patience = min(deadline, time.monotonic() + REFUSED_GRACE_S) if said else 0.0
+    patience = min(deadline, time.monotonic() + REFUSED_GRACE_S)
     while not is_answering(where.socket):
-        if time.monotonic() >= patience:
-            raise UnreachableError(
-                f"the daemon did not start: {said or _last_line(log_path)}", hint=hint
+        # After its last word it has only to exit; that code tells whose fault it is.
+        ended = process.poll()
+        if (not said and ended is not None) or time.monotonic() >= patience:
+            kind = UnavailableError if ended == UnavailableError.exit_code else UnreachableError
+            message, its_hint = _last_words(said, _read_from(log_path, log_start))
+            raise kind(
+                f"the daemon did not start: {message}",
+                hint=f"{its_hint}; {hint}" if its_hint else hint,
             )
         time.sleep(0.05)
+
+
+def _environment(where: paths.DaemonPaths) -> dict[str, str]:
+    """This process's, with nothing that means another place when read from "/"."""
+    absolute = {"RLQ_STATE_DIR": where.state_dir, "RLQ_SOCKET": where.socket}
+    named = {key: str(path) for key, path in absolute.items() if os.environ.get(key)}
+    return {**os.environ, **named}
 
 
 def _read_line(fd: int, deadline: float) -> str | None:
@@ -122,9 +139,27 @@ def _read_line(fd: int, deadline: float) -> str | None:
     return said.decode(errors="replace").strip()
 
 
-def _last_line(log_path: Path) -> str:
+def _read_from(log_path: Path, start: int) -> str:
     try:
-        lines = log_path.read_text(errors="replace").strip().splitlines()
+        with open(log_path, "rb") as log:
+            log.seek(start)
+            return log.read().decode(errors="replace")
     except OSError:
-        lines = []
-    return lines[-1] if lines else "it ended without a word"
+        return ""
+
+
+def _last_words(said: str, logged: str) -> tuple[str, str | None]:
+    """Why it ended, in its own words, and its hint: from the ready pipe, else from its log."""
+    lines = (said or logged).splitlines()
+    errors = [i for i, line in enumerate(lines) if line.startswith(ERROR_PREFIX)]
+    if said:
+        at = 0
+    elif errors:
+        at = errors[-1]
+    else:
+        # A traceback ends with what went wrong; its indented lines say where.
+        words = [line for line in lines if line.strip() and not line[0].isspace()]
+        return (words[-1] if words else "it ended without a word"), None
+    hint = lines[at + 1].removeprefix("hint: ") if lines[at + 1 : at + 2] else None
+    hinted = hint is not None and lines[at + 1].startswith("hint: ")
+    return lines[at].removeprefix(ERROR_PREFIX), hint if hinted else None

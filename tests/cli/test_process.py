@@ -273,6 +273,11 @@ with open(where.state_dir / "starts", "a") as starts:
 if behaviour == "refuses":
     os.write(ready, b"the configuration is wrong\\n")
     sys.exit(1)
+if behaviour == "is short of disk":
+    print("rlqd: error: the disk is full\\nhint: make room", file=sys.stderr)
+    sys.exit(7)
+if behaviour == "crashes":
+    raise RuntimeError("cannot go on")
 if behaviour == "dies":
     sys.exit("rlqd: something is very wrong")
 from tests.support.fake_daemon import FakeDaemon
@@ -330,6 +335,39 @@ def test_a_daemon_that_does_not_start_says_why(
     assert done.returncode == 6
     assert said in done.stderr
     assert f"hint: its log is {own_daemon}/rlqd.log" in done.stderr
+
+
+def test_a_daemon_that_cannot_just_now_is_told_apart_with_its_own_words(
+    own_daemon: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "is short of disk")
+    done = run("list")
+    assert done.returncode == 7
+    assert done.stderr == (
+        "error: the daemon did not start: the disk is full\n"
+        f"hint: make room; its log is {own_daemon}/rlqd.log\n"
+    )
+
+
+def test_of_a_traceback_only_the_sentence_is_shown(
+    own_daemon: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "crashes")
+    done = run("list")
+    assert done.returncode == 6
+    first, *_ = done.stderr.splitlines()
+    assert first == "error: the daemon did not start: RuntimeError: cannot go on"
+
+
+def test_a_state_folder_named_from_here_is_the_daemons_too(
+    own_daemon: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own_daemon)
+    monkeypatch.setenv("RLQ_STATE_DIR", "state")
+    done = run("submit", "--", "true")
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert (own_daemon / "state" / "starts").exists()
+    assert run("daemon", "stop").returncode == 0
 
 
 @pytest.mark.parametrize("how", [["--no-autostart", "list"], ["list", "--no-autostart"], ["list"]])
