@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+import msgspec
+
 from rlq import paths, specs
 from rlq.errors import (
     NotFoundError,
@@ -32,6 +34,7 @@ from rlq.errors import (
 )
 from rlq.protocol import messages as m
 from rlq.protocol.states import JobState
+from rlq.protocol.units import ID_MAX
 from rlq.transport import Connection, ConnectionLostError, is_answering
 
 #: Requests that may be sent again when the daemon restarts before it answers: they change
@@ -237,21 +240,44 @@ class Client:
         """
         if selection is None:
             selection = m.Selection(name=name, states=tuple(states), uid=uid)
-        asked = m.List(selection=selection, limit=limit, before=before)
-        return list_of(self._ask(asked, m.Jobs).jobs)
+        return list_of(self.pages(m.List(selection=selection, limit=limit, before=before)).jobs)
+
+    def pages(self, asked: m.List) -> m.Jobs:
+        """What `asked` asks for, in as many requests as it takes: the daemon ends a page when it
+        holds enough.  `total` is that of the first page."""
+        return self.rest_of(asked, self._ask(asked, m.Jobs))
+
+    def rest_of(self, asked: m.List, first: m.Jobs) -> m.Jobs:
+        """`first` answered `asked`: the pages after it put to it.
+
+        Jobs may change between two pages; each is told as it was on its own.
+        """
+        jobs, page = list_of(first.jobs), first
+        #: Beyond the last job there is nothing to ask for.
+        left = first.total if asked.before == 0 else ID_MAX
+        if asked.limit > 0:
+            left = min(left, asked.limit)
+        while page.jobs and len(jobs) < left:
+            more = msgspec.structs.replace(
+                asked, before=page.jobs[-1].id, limit=asked.limit and asked.limit - len(jobs)
+            )
+            page = self._ask(more, m.Jobs)
+            jobs += page.jobs
+        return msgspec.structs.replace(first, jobs=tuple(jobs))
 
     def wait(
         self,
         jobs: Ids,
         timeout: float | None = None,
         *,
-        on_update: Callable[[tuple[m.Job, ...]], None] | None = None,
+        on_update: Callable[[m.Waited], None] | None = None,
         step_ms: int = WAIT_STEP_MS,
     ) -> JobList:
         """Until all have ended, or `timeout` seconds are over: the jobs as they are then, in the
         order asked for (`job.state.is_final` tells).  A restart of the daemon is waited out.
 
-        `on_update` gets the jobs every `step_ms` or sooner.
+        `on_update` gets the daemon's word every `step_ms` or sooner: of many jobs only those
+        that run, and how many have ended.
 
         Raises:
             NotFoundError: one of them does not exist.
@@ -267,14 +293,18 @@ class Client:
                 timeout_ms = max(0, min(step_ms, round((deadline - time.monotonic()) * 1000)))
             waited = self._ask(m.Wait(selection=selection, timeout_ms=timeout_ms), m.Waited)
             found = {job.id: job for job in waited.jobs}
-            missing = sorted(set(ids) - found.keys())
+            missing = [] if waited.partial else sorted(set(ids) - found.keys())
             if waited.missing or missing:
-                lost = ", ".join(str(job) for job in missing or waited.missing)
-                raise NotFoundError(f"there is no job {lost}", hint="`rlq list` shows the jobs")
+                raise _no_jobs(missing or waited.missing)
             if on_update is not None:
-                on_update(waited.jobs)
+                on_update(waited)
             if waited.done or (deadline is not None and time.monotonic() >= deadline):
-                return [found[job] for job in ids]
+                break
+        if waited.partial:
+            found = {job.id: job for job in self.list(selection)}
+            if missing := sorted(set(ids) - found.keys()):
+                raise _no_jobs(missing)
+        return [found[job] for job in ids]
 
     def why(self, job: int) -> m.Explanation:
         return self._ask(m.Why(id=job), m.Explanation)
@@ -513,6 +543,11 @@ def _expect(reply: m.Reply, expected: type[R]) -> R:
             hint="run the same version of rlq and rlqd (`rlq status`, `rlq --version`)",
         )
     return reply
+
+
+def _no_jobs(ids: Iterable[int]) -> NotFoundError:
+    named = ", ".join(str(job) for job in ids)
+    return NotFoundError(f"there is no job {named}", hint="`rlq list` shows the jobs")
 
 
 def _captured(env: Mapping[str, str] | None) -> dict[str, str]:

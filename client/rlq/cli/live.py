@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rlq.cli.output import clean, console
 from rlq.cli.tables import count, done_pct, rate, state_word
-from rlq.protocol.messages import Job
+from rlq.protocol.messages import Job, Waited
 from rlq.protocol.units import format_duration
 
 #: More bars than this do not help anybody.
@@ -46,9 +46,19 @@ class Bars:
     ) -> None:
         self._progress.stop()
 
-    def update(self, jobs: Sequence[Job]) -> None:
+    def follow(self, waited: Waited) -> None:
+        """The daemon's word on jobs that are waited for, perhaps too many to name each."""
+        ended = waited.ended
+        if not waited.partial:
+            ended = sum(job.state.is_final for job in waited.jobs)
+        else:
+            named = {job.id for job in waited.jobs}
+            for id in self._tasks.keys() - named:
+                self._progress.remove_task(self._tasks.pop(id))
+        self.update(waited.jobs, ended)
+
+    def update(self, jobs: Sequence[Job], ended: int = 0) -> None:
         if self._total > 1:
-            ended = sum(job.state.is_final for job in jobs)
             if self._overall is None:
                 self._overall = self._progress.add_task("jobs ended", total=self._total, said="")
             self._progress.update(self._overall, completed=ended, said=f"{ended} of {self._total}")

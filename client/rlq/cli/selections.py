@@ -170,13 +170,12 @@ def resolve(client: Client, selection: Selection) -> list[int]:
 
     import msgspec
 
-    from rlq.protocol.messages import Jobs, List
+    from rlq.protocol.messages import List
 
     if not selection.ids and selection.uid is None:
         # As for verbs that act: without ids it is about one's own.
         selection = msgspec.structs.replace(selection, uid=os.getuid())
-    found = client.request(List(selection=selection))
-    assert isinstance(found, Jobs)
+    found = client.pages(List(selection=selection))
     if found.missing:
         raise NotFoundError(
             f"there is no job {', '.join(str(job) for job in found.missing)}",

@@ -173,7 +173,8 @@ class Submit(Message, frozen=True, kw_only=True):
 
 class List(Message, frozen=True, kw_only=True):
     selection: Selection = Selection()
-    #: Newest first and at most this many; 0: no limit.
+    #: Newest first and at most this many; 0: no limit.  The daemon may end a page sooner: ask on
+    #: with `before` until there are `total`.
     limit: int = 0
     #: Only jobs with an id below this one (for paging); 0: from the newest.
     before: int = 0
@@ -331,6 +332,10 @@ class Waited(Message, frozen=True, kw_only=True):
     done: bool
     jobs: tuple[Job, ...]
     missing: tuple[int, ...] = ()
+    #: They are too many for one reply: `jobs` are some of those that run.  `List` has them all.
+    partial: bool = False
+    #: How many of those waited for have ended.
+    ended: int = 0
 
 
 class Holder(Part, frozen=True, kw_only=True):

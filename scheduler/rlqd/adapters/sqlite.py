@@ -155,6 +155,16 @@ class Row:
         return f"Row(id={self.id}, user={self.user!r}, name={self.name!r}, state={self.state})"
 
 
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """Whose a job is, and how it is."""
+
+    id: int
+    uid: int
+    user: str
+    state: JobState
+
+
 _COLUMNS = tuple(one.name for one in fields(Row))
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM job"
 _INSERT = f"INSERT INTO job ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
@@ -456,13 +466,27 @@ class Store:
         except (zlib.error, msgspec.DecodeError) as error:
             raise self._damaged(f"the environment of job {id} cannot be read") from error
 
+    def brief(self, ids: Iterable[int]) -> dict[int, Brief]:
+        """As `get`, of what a row holds only whose it is and how it is: a fraction of the cost."""
+        wanted = [id for id in ids if 0 <= id <= ID_MAX]
+        found: dict[int, Brief] = {}
+        for start in range(0, len(wanted), _CHUNK):
+            chunk = wanted[start : start + _CHUNK]
+            marks = ", ".join("?" * len(chunk))
+            rows = self._all(f"SELECT id, uid, user, state FROM job WHERE id IN ({marks})", *chunk)
+            by_id = {id: Brief(id, uid, user, _STATES[state]) for id, uid, user, state in rows}
+            found |= {id: by_id[id] for id in chunk if id in by_id}
+        return found
+
     def query(
-        self, selection: Selection, *, limit: int = 0, before: int = 0
+        self, selection: Selection, *, limit: int = 0, before: int = 0, bytes_max: int = 0
     ) -> tuple[list[Row], int]:
         """A page of the jobs selected, newest first, and how many there are in all.
 
         `limit` 0: no limit; `before`: only ids below it, 0: from the newest.  `total` counts
         the whole selection.  `selection.all` changes nothing: an empty selection is everything.
+        `bytes_max`: the page ends once its rows are of this size (0: whatever it is), but holds
+        one row at least; rows beyond it are not even read.
 
         Raises:
             UsageError: too many ranges, or an unusable name pattern.
@@ -482,7 +506,10 @@ class Store:
                 for (owner, state), n in self.counts.items()
                 if state in states and uid in (None, owner)
             )
-        return list(self._rows(list(islice(page, most)))), total
+        shown = list(islice(page, most))
+        if bytes_max and len(shown) > 1:
+            shown = self._within(shown, bytes_max)
+        return list(self._rows(shown)), total
 
     def ids(self, selection: Selection, states: Iterable[JobState] | None = None) -> list[int]:
         """The ids selected, ascending; `states`: only those of them in one of these states.
@@ -559,6 +586,21 @@ class Store:
                 values = [uid, state.value, top, most]
             by_state.append(self._column(sql, *values))
         yield from heapq.merge(*by_state, reverse=True)
+
+    def _within(self, ids: Sequence[int], bytes_max: int) -> list[int]:
+        """The first of these whose rows together are of this size; one at least."""
+        size = 0
+        for start in range(0, len(ids), _CHUNK):
+            chunk = ids[start : start + _CHUNK]
+            marks = ", ".join("?" * len(chunk))
+            # SQLite knows the length of a value without reading it.
+            sql = f"SELECT id, length(spec) + length(detail) FROM job WHERE id IN ({marks})"
+            sizes = dict(self._all(sql, *chunk))
+            for at, id in enumerate(chunk, start=start):
+                size += sizes.get(id, 0)
+                if size > bytes_max:
+                    return list(ids[: max(1, at)])
+        return list(ids)
 
     def _rows(self, ids: Sequence[int]) -> Iterator[Row]:
         for start in range(0, len(ids), _CHUNK):

@@ -25,8 +25,7 @@ import zmq
 from rlq.errors import NotFoundError, NotPermittedError, ProtocolError, RlqError, UnavailableError
 from rlq.protocol import codec
 from rlq.protocol import messages as wire
-from rlq.protocol.states import LIVE_STATES
-from rlqd.adapters.processes import Processes
+from rlqd.adapters.processes import LaunchOrder, Processes
 from rlqd.adapters.reports import ReportSocket
 from rlqd.adapters.sqlite import Row, Store
 from rlqd.adapters.systemd import Notifier
@@ -34,7 +33,7 @@ from rlqd.adapters.zeromq import Received, Server
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.machine import Scheduler, placement_of
-from rlqd.shell import launching, learning, rows, sampling, validation
+from rlqd.shell import launching, learning, rows, sampling
 from rlqd.shell.attempts import Attempts
 from rlqd.shell.ledger import Ledger
 from rlqd.shell.mps import MpsJobs
@@ -44,7 +43,6 @@ from rlqd.shell.requests import (
     ChangeRequest,
     Desk,
     Peer,
-    missing_ids,
     unavailable,
     user_name,
 )
@@ -53,6 +51,7 @@ from rlqd.shell.signals import Signals
 from rlqd.shell.views import Live, Views
 
 log = logging.getLogger(__name__)
+from rlqd.shell.waiters import Waiters
 
 #: How often a daemon that could not commit tries again.
 RETRY_MS = 2_000
@@ -62,25 +61,11 @@ DISK_MIB_MIN = 32
 #: The driver of idle boards takes seconds to wake up; systemd and users wait meanwhile.
 FIRST_READINGS_MS = 3_000
 STATUS_PERIOD_MS = 10_000
-WAIT_MS_MAX = 30_000
 MESSAGES_PER_TURN = 512
 
 
 def monotonic_ms() -> model.Instant:
     return model.Instant(time.monotonic_ns() // 1_000_000)
-
-
-@dataclass(slots=True, kw_only=True)
-class Waiter:
-    """A client that waits for jobs to end."""
-
-    route: bytes
-    request_id: bytes
-    uid: int
-    ids: tuple[int, ...]
-    left: set[int]
-    missing: tuple[int, ...]
-    due: model.Instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +127,8 @@ class Pump:
     stats: Stats = field(default_factory=Stats)
     _company: Company = field(default_factory=Company)
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
-    _waiters: list[Waiter] = field(default_factory=list[Waiter])
     _facts: list[model.Event] = field(default_factory=list[model.Event])
+    waiters: Waiters = field(init=False)
     #: Why nothing can be committed, or "".
     _broken: str = ""
     _retry_at: int = 0
@@ -175,6 +160,7 @@ class Pump:
             sampler=self.sampler,
             live=self.live,
             mps=self.mps,
+        self.waiters = Waiters(store=self.store, views=self.views)
         )
         self._poller.register(self.server.socket, zmq.POLLIN)
         for source in (self.reports, self.sampler, self.signals):
@@ -251,7 +237,7 @@ class Pump:
                 self._reply(one.route, one.request_id, reply)
         for question in questions:
             self._answer(question, now)
-        self._answer_waiters(now)
+        self.waiters.answer(now, self._reply, all_=self.wants_stop)
         self.attempts.discard_some()
         self.stats.turns += 1
         self.stats.turn_ms_max = max(self.stats.turn_ms_max, (time.perf_counter() - began) * 1000)
@@ -259,7 +245,9 @@ class Pump:
     def _timeout_ms(self) -> int:
         """Until something is due; at most a second, for the watchdog's sake."""
         now = monotonic_ms()
-        times: list[int] = [w.due for w in self._waiters]
+        times: list[int] = []
+        if (due := self.waiters.next_due()) is not None:
+            times.append(due)
         times += self.mps.next_due() if self.mps is not None else ()
         if self._broken:
             times.append(self._retry_at)
@@ -389,8 +377,7 @@ class Pump:
             self.mps.forget(job.id)
         if isinstance(job.state, model.Finished):
             self.live.pop(job.id, None)
-            for waiter in self._waiters:
-                waiter.left.discard(job.id)
+            self.waiters.ended(job.id)
 
     # ---- facts ---------------------------------------------------------------------
 
@@ -512,7 +499,7 @@ class Pump:
             case wire.Status():
                 return self._status()
             case wire.Wait() as request:
-                self._wait(question, request, now)
+                self.waiters.add(question.route, question.request_id, peer, request, now)
                 return None
             case wire.Profile(pattern=pattern):
                 return learning.profiles(self.core, pattern, time.time())
@@ -526,37 +513,6 @@ class Pump:
                 return wire.Ok(message="stopping; running jobs run on")
             case _:
                 raise AssertionError(f"{type(question.request).__name__} is a change")
-
-    def _wait(self, question: Question, request: wire.Wait, now: model.Instant) -> None:
-        validation.check_selection(request.selection, required=True)
-        # By pattern: what matches now; jobs submitted later are not waited for.
-        named = bool(request.selection.ids)
-        ids = self.store.ids(request.selection, None if named else LIVE_STATES)
-        found = self.store.get(ids)
-        self._waiters.append(
-            Waiter(
-                route=question.route,
-                request_id=question.request_id,
-                uid=question.peer.uid,
-                ids=tuple(found),
-                left={i for i, row in found.items() if not row.state.is_final},
-                missing=missing_ids(request.selection, found),
-                due=model.Instant(now + min(max(0, request.timeout_ms), WAIT_MS_MAX)),
-            )
-        )
-
-    def _answer_waiters(self, now: model.Instant) -> None:
-        for waiter in self._waiters[:]:
-            if waiter.left and now < waiter.due and not self.wants_stop:
-                continue
-            self._waiters.remove(waiter)
-            found = self.store.get(waiter.ids).values()
-            reply = wire.Waited(
-                done=not waiter.left,
-                jobs=tuple(self.views.job(row, waiter.uid) for row in found),
-                missing=waiter.missing,
-            )
-            self._reply(waiter.route, waiter.request_id, reply)
 
     def _require_operator(self, peer: Peer) -> None:
         if peer.uid not in (0, os.geteuid()):

@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import pwd
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
-from rlq.errors import NotFoundError, NotPermittedError, UnavailableError
+from rlq.errors import NotFoundError, NotPermittedError, UnavailableError, UsageError
 from rlq.protocol import PROTOCOL_VERSION
 from rlq.protocol import messages as wire
 from rlq.protocol.states import FINAL_STATES, LIVE_STATES, JobState
 from rlq.version import VERSION
-from rlqd.adapters.sqlite import Row, Store
+from rlqd.adapters.sqlite import Brief, Row, Store
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.shell import launching, rows, validation
@@ -25,8 +25,12 @@ from rlqd.shell.views import Views
 
 log = logging.getLogger(__name__)
 
-#: A reply of more jobs than this would keep the loop busy for too long.
-LIST_MAX = 10_000
+#: A reply of more jobs than this, or of more bytes, would keep the loop busy for too long.  The
+#: client goes on with `before` where a page ends.
+LIST_MAX = 2_000
+LIST_BYTES_MAX = 8 * 2**20
+#: Likewise one request that changes jobs.
+CHANGES_MAX = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +137,19 @@ class Desk:
             # By pattern, everybody acts on their own; root names the user or the ids.
             selection = _replace(selection, uid=change.peer.uid)
         ids = self.store.ids(selection, None if is_named else states)
-        found = self.store.get(ids)
+        if len(ids) > CHANGES_MAX:
+            raise UsageError(
+                f"that is about {len(ids)} jobs, and one request changes at most {CHANGES_MAX}:"
+                " nothing was changed",
+                hint=f"do it in parts, such as `{ids[0]}-{ids[CHANGES_MAX - 1]}`",
+            )
+        found = self.store.brief(ids)
+        is_requeue = isinstance(request, wire.Requeue)
+        ended = self.store.get(
+            i
+            for i, one in found.items()
+            if is_requeue and one.state.is_final and change.peer.uid in (0, one.uid)
+        )
         for job_id in missing_ids(selection, found):
             change.settled.append(
                 wire.Change(id=job_id, ok=False, message="no such job", kind="not-found")
@@ -152,10 +168,9 @@ class Desk:
                 )
                 continue
             job_id = model.JobId(row.id)
-            if isinstance(request, wire.Requeue) and row.state.is_final:
-                change.events.append(
-                    model.RequeueRequested(now, change.number, job_id, finished_job(row, self))
-                )
+            if is_requeue and row.state.is_final:
+                job = finished_job(ended[row.id], self)
+                change.events.append(model.RequeueRequested(now, change.number, job_id, job))
             elif row.state.is_final:
                 change.settled.append(
                     wire.Change(
@@ -181,6 +196,16 @@ class Desk:
                     kind = "refused" if answer.impossible else "unavailable"
                     return wire.Error(kind=kind, message=answer.message, hint=answer.hint)
             return wire.Submitted(
+    def mine(self, selection: wire.Selection, peer: Peer) -> list[Row]:
+        """The started jobs of a selection that this peer may act on.
+
+        Raises:
+            UsageError: nothing, or nonsense, is selected.
+        """
+        validation.check_selection(selection, required=True)
+        ids = self.store.ids(selection, LIVE_STATES - {JobState.PENDING})
+        return [row for row in self.store.get(ids).values() if peer.uid in (0, row.uid)]
+
                 ids=tuple(job_id for _, job_id in change.incoming),
                 log_paths=tuple(
                     launching.log_path(spec, job_id, change.peer.uid, self.logs_dir)
@@ -210,9 +235,9 @@ class Desk:
                 )
         return wire.Changed(changes=tuple(sorted(changes, key=lambda c: c.id)))
 
-    def _answered_rows(self, change: Change) -> Iterable[Row]:
+    def _answered_rows(self, change: Change) -> Iterable[Brief]:
         ids = [a.job_id for a in change.answers if a.job_id is not None]
-        return self.store.get(ids).values()
+        return self.store.brief(ids).values()
 
     # ---- reads ---------------------------------------------------------------------
 
@@ -223,14 +248,10 @@ class Desk:
         validation.check_selection(request.selection)
         limit = min(request.limit or LIST_MAX, LIST_MAX)
         found, total = self.store.query(
-            request.selection, limit=max(1, limit), before=max(0, request.before)
-        )
-        return wire.Jobs(
-            jobs=tuple(self.views.job(row, peer.uid) for row in found),
-            total=total,
-            missing=missing_ids(request.selection, {row.id: row for row in found})
-            if limit >= total
-            else (),
+            request.selection,
+            limit=max(1, limit),
+            before=max(0, request.before),
+            bytes_max=LIST_BYTES_MAX,
         )
 
     def why(self, request: wire.Why, peer: Peer) -> wire.Explanation:
@@ -240,6 +261,11 @@ class Desk:
         row = self.row(request.id)
         if peer.uid not in (0, row.uid):
             raise NotPermittedError(
+        jobs = tuple(self.views.job(row, peer.uid) for row in found)
+        named = request.selection.ids
+        exist = set(self.store.ids(request.selection)) if named and len(jobs) < total else ()
+        missing = missing_ids(request.selection, exist or {row.id for row in found})
+        return wire.Jobs(jobs=jobs, total=total, missing=missing)
                 f"job {row.id} is {row.user}'s: its environment is theirs alone"
             )
         return wire.Variables(env=self.store.environment(row.id))
@@ -258,7 +284,7 @@ def finished_job(row: Row, desk: Desk) -> model.Job:
     return model.Job(model.JobId(row.id), spec, row.attempt, state)
 
 
-def missing_ids(selection: wire.Selection, found: dict[int, Row]) -> tuple[int, ...]:
+def missing_ids(selection: wire.Selection, found: Container[int]) -> tuple[int, ...]:
     """Ids that were named one by one and do not exist: a range may have gaps."""
     if selection.name is not None or selection.states or selection.uid is not None:
         return ()

@@ -13,7 +13,7 @@ from rlq.cli.output import print_json, stdout_is_terminal
 from rlq.cli.selections import make_selection, name_option, parse_id, state_option, user_option
 from rlq.cli.tables import print_history, print_jobs_plain
 from rlq.errors import UsageError
-from rlq.protocol.messages import Jobs, List
+from rlq.protocol.messages import List
 from rlq.protocol.states import FINAL_STATES
 
 
@@ -46,8 +46,7 @@ def command(
         )
     selection = msgspec.structs.replace(selection, states=chosen or tuple(sorted(FINAL_STATES)))
     with app.client() as client:
-        found = client.request(List(selection=selection, limit=limit, before=before or 0))
-    assert isinstance(found, Jobs)
+        found = client.pages(List(selection=selection, limit=limit, before=before or 0))
     if app.json:
         print_json(found)
     elif not stdout_is_terminal():

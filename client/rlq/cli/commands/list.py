@@ -77,7 +77,7 @@ def command(
 
 def ask(client: Any, selection: Any, limit: int) -> Any:
 
-    return client.request(List(selection=selection, limit=limit))
+    return client.pages(List(selection=selection, limit=limit))
 
 
 def ask_recent(client: Any, selection: Any, limit: int | None) -> Any:
@@ -91,18 +91,16 @@ def ask_recent(client: Any, selection: Any, limit: int | None) -> Any:
             selection=msgspec.structs.replace(selection, states=tuple(sorted(states))), limit=most
         )
 
-    replies = list(
-        client.requests(
-            [
-                question(running, limit or 0),
-                question({JobState.PENDING}, PENDING_SHOWN if limit is None else limit),
-                question(FINAL_STATES, ENDED_SHOWN if limit is None else limit),
-            ]
-        )
-    )
+    questions = [
+        question(running, limit or 0),
+        question({JobState.PENDING}, PENDING_SHOWN if limit is None else limit),
+        question(FINAL_STATES, ENDED_SHOWN if limit is None else limit),
+    ]
+    replies = list(client.requests(questions))
     for reply in replies:
         if isinstance(reply, Error):
             raise from_wire(reply.kind, reply.message, reply.hint)
+    replies = [client.rest_of(q, reply) for q, reply in zip(questions, replies, strict=True)]
     active, pending, ended = replies
     jobs = {job.id: job for reply in replies for job in reply.jobs}  # one may move meanwhile
     newest = sorted(jobs.values(), key=lambda job: -job.id)

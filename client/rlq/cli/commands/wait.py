@@ -69,7 +69,7 @@ def wait_for(
         from rlq.cli.live import Bars
 
         with Bars(total=len(ids)) as bars:
-            jobs = client.wait(ids, timeout_s, on_update=bars.update, step_ms=BAR_STEP_MS)
+            jobs = client.wait(ids, timeout_s, on_update=bars.follow, step_ms=BAR_STEP_MS)
     else:
         jobs = client.wait(ids, timeout_s, step_ms=WAIT_STEP_MS)
     done = all(job.state.is_final for job in jobs)
