@@ -25,7 +25,7 @@ import zmq
 from rlq.errors import NotFoundError, NotPermittedError, ProtocolError, RlqError, UnavailableError
 from rlq.protocol import codec
 from rlq.protocol import messages as wire
-from rlqd.adapters.processes import LaunchOrder, Processes
+from rlqd.adapters.processes import Processes
 from rlqd.adapters.reports import ReportSocket
 from rlqd.adapters.sqlite import Row, Store
 from rlqd.adapters.systemd import Notifier
@@ -49,9 +49,9 @@ from rlqd.shell.requests import (
 from rlqd.shell.sampling import Sampler
 from rlqd.shell.signals import Signals
 from rlqd.shell.views import Live, Views
+from rlqd.shell.waiters import Waiters
 
 log = logging.getLogger(__name__)
-from rlqd.shell.waiters import Waiters
 
 #: How often a daemon that could not commit tries again.
 RETRY_MS = 2_000
@@ -123,12 +123,12 @@ class Pump:
     views: Views = field(init=False)
     desk: Desk = field(init=False)
     ledger: Ledger = field(init=False)
+    waiters: Waiters = field(init=False)
     attempts: Attempts = field(init=False)
     stats: Stats = field(default_factory=Stats)
     _company: Company = field(default_factory=Company)
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
     _facts: list[model.Event] = field(default_factory=list[model.Event])
-    waiters: Waiters = field(init=False)
     #: Why nothing can be committed, or "".
     _broken: str = ""
     _retry_at: int = 0
@@ -154,13 +154,13 @@ class Pump:
             config=self.config, store=self.store, views=self.views, logs_dir=str(self.logs_dir)
         )
         self.ledger = Ledger(store=self.store, views=self.views)
+        self.waiters = Waiters(store=self.store, views=self.views)
         self.attempts = Attempts(
             processes=self.processes,
             poller=self._poller,
             sampler=self.sampler,
             live=self.live,
             mps=self.mps,
-        self.waiters = Waiters(store=self.store, views=self.views)
         )
         self._poller.register(self.server.socket, zmq.POLLIN)
         for source in (self.reports, self.sampler, self.signals):

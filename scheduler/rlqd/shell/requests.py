@@ -188,14 +188,6 @@ class Desk:
             else:
                 change.events.append(event(now, change.number, job_id))
 
-    def answer(self, change: Change, request: ChangeRequest) -> wire.Reply:
-        """The reply to a change that is committed."""
-        if isinstance(request, wire.Submit):
-            for answer in change.answers:
-                if isinstance(answer, model.Refuse):
-                    kind = "refused" if answer.impossible else "unavailable"
-                    return wire.Error(kind=kind, message=answer.message, hint=answer.hint)
-            return wire.Submitted(
     def mine(self, selection: wire.Selection, peer: Peer) -> list[Row]:
         """The started jobs of a selection that this peer may act on.
 
@@ -206,6 +198,14 @@ class Desk:
         ids = self.store.ids(selection, LIVE_STATES - {JobState.PENDING})
         return [row for row in self.store.get(ids).values() if peer.uid in (0, row.uid)]
 
+    def answer(self, change: Change, request: ChangeRequest) -> wire.Reply:
+        """The reply to a change that is committed."""
+        if isinstance(request, wire.Submit):
+            for answer in change.answers:
+                if isinstance(answer, model.Refuse):
+                    kind = "refused" if answer.impossible else "unavailable"
+                    return wire.Error(kind=kind, message=answer.message, hint=answer.hint)
+            return wire.Submitted(
                 ids=tuple(job_id for _, job_id in change.incoming),
                 log_paths=tuple(
                     launching.log_path(spec, job_id, change.peer.uid, self.logs_dir)
@@ -253,6 +253,11 @@ class Desk:
             before=max(0, request.before),
             bytes_max=LIST_BYTES_MAX,
         )
+        jobs = tuple(self.views.job(row, peer.uid) for row in found)
+        named = request.selection.ids
+        exist = set(self.store.ids(request.selection)) if named and len(jobs) < total else ()
+        missing = missing_ids(request.selection, exist or {row.id for row in found})
+        return wire.Jobs(jobs=jobs, total=total, missing=missing)
 
     def why(self, request: wire.Why, peer: Peer) -> wire.Explanation:
         return self.views.explanation(self.row(request.id), peer.uid)
@@ -261,11 +266,6 @@ class Desk:
         row = self.row(request.id)
         if peer.uid not in (0, row.uid):
             raise NotPermittedError(
-        jobs = tuple(self.views.job(row, peer.uid) for row in found)
-        named = request.selection.ids
-        exist = set(self.store.ids(request.selection)) if named and len(jobs) < total else ()
-        missing = missing_ids(request.selection, exist or {row.id for row in found})
-        return wire.Jobs(jobs=jobs, total=total, missing=missing)
                 f"job {row.id} is {row.user}'s: its environment is theirs alone"
             )
         return wire.Variables(env=self.store.environment(row.id))
