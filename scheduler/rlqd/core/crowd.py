@@ -25,6 +25,7 @@ Device = GpuId | None
 class Crowd:
     """Kept up to date while a pass starts jobs."""
 
+    #: By this reading alone: `kind` tells what counts.
     kinds: dict[Device, DeviceKind]
     occupants: dict[Device, list[Occupant]]
     #: How many wait for room; None: not asked.
@@ -61,9 +62,13 @@ class Crowd:
     def devices(self) -> list[Device]:
         return list(self.kinds)
 
+    def kind(self, guard: Guard, device: Device) -> DeviceKind:
+        return guard.lasting_kind(device or "cpu", self.kinds.get(device, "?"))
+
     def observe(self, now: Instant, guard: Guard) -> None:
         for device, kind in self.kinds.items():
-            guard.observe(now, device or "cpu", kind, self.occupants[device])
+            guard.note_kind(now, device or "cpu", kind)
+            guard.observe(now, device or "cpu", self.kind(guard, device), self.occupants[device])
 
     def judge(self, now: Instant, guard: Guard, spec: JobSpec, device: Device) -> Verdict:
         if spec.unguarded:
@@ -74,7 +79,7 @@ class Crowd:
         if key not in self._verdicts:
             self._verdicts[key] = guard.judge(
                 now,
-                self.kinds.get(device, "?"),
+                self.kind(guard, device),
                 self.occupants.get(device, []),
                 spec.signature,
                 expects_linear=device is None,
@@ -96,7 +101,7 @@ class Crowd:
 
     def throughput(self, guard: Guard, device: Device) -> Throughput:
         """What the jobs on it achieve just now."""
-        return guard.throughput(self.kinds.get(device, "?"), self.occupants.get(device, []))
+        return guard.throughput(self.kind(guard, device), self.occupants.get(device, []))
 
     def add(self, now: Instant, job_id: JobId, spec: JobSpec, gpus: tuple[GpuId, ...]) -> None:
         one = Occupant(

@@ -53,6 +53,9 @@ HARMLESS_PCT = 2
 PAUSE_MS = 30_000
 #: What the kind of a device is called that outsiders use as well.
 SHARED = ", shared"
+#: For so long the readings have to say so, or the opposite.  A process of ours that has just
+#: started or ended is an outsider in a reading or two.
+SHARED_AFTER_MS = 5_000
 
 Signature = str
 DeviceKind = str
@@ -164,6 +167,14 @@ class _Trained:
 
 
 @dataclass(slots=True)
+class _Sharing:
+    """Whether outsiders use a device, and since when the readings have said the opposite."""
+
+    is_shared: bool = False
+    differs_since: Instant | None = None
+
+
+@dataclass(slots=True)
 class Guard:
     policy: GuardPolicy = field(default_factory=GuardPolicy)
     solo: dict[tuple[DeviceKind, Signature], Estimate] = field(
@@ -171,6 +182,7 @@ class Guard:
     )
     stp: dict[Mix, Estimate] = field(default_factory=dict[Mix, Estimate])
     _watches: dict[str, _Watch] = field(default_factory=dict[str, _Watch])
+    _sharing: dict[str, _Sharing] = field(default_factory=dict[str, _Sharing])
     _trained: dict[JobId, _Trained] = field(default_factory=dict[JobId, _Trained])
     #: Rates alone of jobs that were never seen alone.
     _guessed: dict[tuple[DeviceKind, Signature], int] = field(
@@ -346,6 +358,24 @@ class Guard:
 
     def _contradicts(self, old: int, new: int) -> bool:
         return abs(new - old) * 100 > max(old, new) * self.policy.contradicts_pct
+
+    # ---- outsiders -----------------------------------------------------------------
+
+    def note_kind(self, now: Instant, device: str, kind: DeviceKind) -> None:
+        """A reading of one device says that it is shared with outsiders, or is not."""
+        sharing = self._sharing.setdefault(device, _Sharing())
+        if kind.endswith(SHARED) == sharing.is_shared:
+            sharing.differs_since = None
+        elif sharing.differs_since is None:
+            sharing.differs_since = now
+        elif now - sharing.differs_since >= SHARED_AFTER_MS:
+            self._sharing[device] = _Sharing(not sharing.is_shared)
+
+    def lasting_kind(self, device: str, kind: DeviceKind) -> DeviceKind:
+        """`kind`, as it has been for a while."""
+        sharing = self._sharing.get(device)
+        alone = kind.removesuffix(SHARED)
+        return alone + SHARED if sharing is not None and sharing.is_shared else alone
 
     # ---- judging -------------------------------------------------------------------
 
