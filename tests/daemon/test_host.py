@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -200,6 +201,32 @@ def test_a_tree_is_all_below_its_supervisor_and_not_itself(
     assert [fake.tree_of(pid) for pid in (100, 102, 201, 300, 1, 999)] == [
         *(100, 100, 200, None, None, None)
     ]
+
+
+def test_a_reading_that_hangs_keeps_nobody_who_asks_whose_a_process_is(
+    proc: FakeProc, clock: Clock
+) -> None:
+    monitor = HostMonitor(proc_root=proc.root, cgroup_root=proc.root / "none", clock=clock)
+    proc.put(100, 1, start=10)
+    proc.put(101, 100, start=11, rss_mib=500)
+    stuck = proc.root / "101" / "smaps_rollup"
+    os.mkfifo(stuck)  # reading it waits for a writer
+    clock.now += 1
+    reader = threading.Thread(target=monitor.read, args=((100,),))
+    reader.start()
+    found: list[int | None] = []
+    asker = threading.Thread(target=lambda: found.append(monitor.tree_of(101)), daemon=True)
+    try:
+        wait_until(lambda: monitor._members.keys(), lambda seen: 101 in seen)
+        assert reader.is_alive(), "it hangs"
+        asker.start()
+        wait_until(lambda: found, bool)
+        assert found == [100]
+        assert reader.is_alive(), "it hangs still"
+    finally:
+        stuck.write_text("Pss: 1 kB\n")
+        reader.join(30)
+    monitor.close()
 
 
 def test_a_tree_that_was_seen_before_it_was_named_is_found(proc: FakeProc, read: Read) -> None:

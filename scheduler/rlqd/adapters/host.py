@@ -32,7 +32,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -121,6 +121,9 @@ class HostMonitor:
         self._doubtful: dict[int, int] = {}
         #: Parents before their children.
         self._ours: dict[int, _Process] = {}
+        #: pid -> its supervisor and start time, at the last reading.  Never changed, only
+        #: replaced: read without the lock.
+        self._members: Mapping[int, tuple[int, int]] = {}
         self._trees: dict[int, _Tree] = {}
         self._pss_credit_s = _PSS_BURST_S
         self._handles_left = min(_HANDLES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
@@ -132,6 +135,7 @@ class HostMonitor:
             now = self._clock()
             taken_at_ms = int(now * 1000)
             self._follow_trees(frozenset(supervisors), now)
+            self._members = {pid: (p.supervisor, p.start) for pid, p in self._ours.items()}
             self._measure_pss(now)
             trees = self._read_trees(now)
             self._rate_cpus(now)
@@ -151,22 +155,26 @@ class HostMonitor:
             )
 
     def tree_of(self, pid: int) -> int | None:
-        """The supervisor, of those last given to `read`, whose tree this process is in."""
-        with self._lock:
-            start = math.inf
-            for _ in range(_DEPTH_MAX):
-                if ours := self._ours.get(pid):
-                    return ours.supervisor if ours.start <= start else None
-                stat = self._stat(pid)
-                if stat is None or stat.start > start:
-                    return None
-                pid, start = stat.parent, stat.start
-            return None
+        """The supervisor, of those last given to `read`, whose tree this process is in.
+
+        Never waits for a reading: one may hang (smaps_rollup waits for a lock of the process).
+        """
+        members, start = self._members, math.inf
+        for _ in range(_DEPTH_MAX):
+            if ours := members.get(pid):
+                supervisor, born = ours
+                return supervisor if born <= start else None
+            stat = self._stat(pid)
+            if stat is None or stat.start > start:
+                return None
+            pid, start = stat.parent, stat.start
+        return None
 
     def process_owner(self, pid: int) -> tuple[str, str]:
         """A process's user and short command, for people: ("alice", "python train.py").
 
-        Arguments beyond the script are left out: they may hold secrets.
+        Arguments beyond the script are left out: they may hold secrets.  For one thread; does
+        not wait for a reading.
         """
         stat = self._stat(pid)
         if stat is None:
@@ -183,6 +191,7 @@ class HostMonitor:
             for process in self._ours.values():
                 self._close(process)
             self._ours, self._trees, self._outside, self._inodes = {}, {}, {}, {}
+            self._members = {}
 
     # ---- which process is whose ----------------------------------------------------
 
