@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +18,7 @@ from rlq.protocol import messages as m
 from rlq.protocol.messages import Hold, Job, JobSpec, List, Resources, Selection, Wait, Waited
 from rlq.protocol.states import JobState
 from rlq.transport import Connection
-from rlqd.shell import requests, waiters
+from rlqd.shell import launching, requests, waiters
 
 
 @pytest.fixture
@@ -122,3 +125,40 @@ def test_one_request_changes_only_so_many_jobs(d: Rlqd) -> None:
     changes = client.cancel(Selection(ids=((1, 20_000),)))
     assert len(changes) == 20_000
     assert all(change.ok for change in changes)
+
+
+def test_a_log_stays_where_the_submitter_was_told_when_the_state_is_moved(d: Rlqd) -> None:
+    client = d.client()
+    ended = client.submit(["echo", "first"], gpus=0)
+    d.until_state(client, ended, JobState.COMPLETED)
+    later = client.submit(["echo", "second"], gpus=0, held=True)
+    told = {job.id: job.log_path for job in client.list()}
+    client.close()
+    assert d.stop() == 0
+    moved = d.folder / "moved"
+    shutil.copytree(d.state_dir, moved)
+    d.state_dir = moved
+    d.start()
+    client = d.client()
+    client.release(later)
+    d.until_state(client, later, JobState.COMPLETED)
+    assert {job.id: job.log_path for job in client.list()} == told
+    assert [Path(told[job]).read_text() for job in (ended, later)] == ["first\n", "second\n"]
+
+
+def test_a_user_is_looked_up_once_for_any_number_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    real = pwd.getpwuid
+
+    def getpwuid(uid: int) -> pwd.struct_passwd:
+        looked.append(uid)
+        return real(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    monkeypatch.setattr(time, "monotonic", lambda: 1e9)
+    [spec] = held(1)
+    for uid in (0, 54_322):  # of which the second does not exist
+        for job_id in range(100):
+            launching.log_path(spec, job_id, uid, "/logs")
+    assert looked == [0, 54_322]

@@ -15,10 +15,11 @@ Inherited values of these are overridden; a value the user gave with --env never
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import pwd
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -29,6 +30,7 @@ from rlqd.adapters.processes import LaunchOrder
 from rlqd.adapters.sqlite import Row
 from rlqd.config import Config
 from rlqd.core.model import Launch, MachineFacts, Placement
+from rlqd.shell import rows
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -105,7 +107,8 @@ def order(
         gid=account.gid,
         groups=account.groups,
         cpus=launch.placement.cores,
-        log_path=log_path(spec, row.id, row.uid, logs_dir),
+        log_path=rows.load_detail(row.detail).log_path
+        or log_path(spec, row.id, row.uid, logs_dir),
         log_mib_max=spec.log_mib_max or config.defaults.log_mib_max,
         oom_score_adj=JOB_OOM_SCORE_ADJ,
     )
@@ -202,6 +205,15 @@ def _version(text: str | None) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
+@functools.lru_cache(maxsize=256)
+def _home_of(uid: int, minute: int) -> str | None:
+    """Looked up once a minute: a directory service may take a while over each look."""
+    try:
+        return pwd.getpwuid(uid).pw_dir
+    except KeyError:
+        return None
+
+
 def log_path(spec: JobSpec, job_id: int, uid: int, logs_dir: str) -> str:
     """Where the job's output goes; `%j` is its id, `%x` its name, as in Slurm.
 
@@ -210,8 +222,8 @@ def log_path(spec: JobSpec, job_id: int, uid: int, logs_dir: str) -> str:
             is kept in that user's home.
     """
     if uid != os.geteuid():
-        with contextlib.suppress(KeyError):
-            logs_dir = f"{pwd.getpwuid(uid).pw_dir}/.local/state/rlq/logs"
+        home = _home_of(uid, int(time.monotonic() // 60))
+        logs_dir = logs_dir if home is None else f"{home}/.local/state/rlq/logs"
     pattern = spec.log_path or f"{logs_dir}/%j.log"
     name = re.sub(r"[^\w.+-]", "_", spec.name) or str(job_id)
     return pattern.replace("%j", str(job_id)).replace("%x", name)

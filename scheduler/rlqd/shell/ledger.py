@@ -15,7 +15,7 @@ from rlqd.core import model
 from rlqd.core.guard import Learned
 from rlqd.core.learned import LearnedPeak
 from rlqd.core.machine import Scheduler
-from rlqd.shell import rows
+from rlqd.shell import launching, rows
 from rlqd.shell.requests import Change
 from rlqd.shell.views import Live, Views
 
@@ -56,18 +56,20 @@ class Ledger:
             for job_id, (spec, change) in incoming.items():
                 if change.number not in environments:
                     environments[change.number] = self.store.insert_environment(change.environment)
+                uid = change.peer.uid
+                log_path = launching.log_path(spec, job_id, uid, self.views.logs_dir)
                 new.append(
                     Row.new(
                         spec,
                         id=job_id,
-                        uid=change.peer.uid,
+                        uid=uid,
                         user=change.user,
                         submitted_at=at,
                         environment_id=environments[change.number],
-                        detail=rows.dump_detail(latest[job_id].state, None, None, None),
+                        detail=rows.dump_detail(latest[job_id].state, None, None, None, log_path),
                     )
                 )
-                self.views.live[job_id] = Live(uid=change.peer.uid, user=change.user)
+                self.views.live[job_id] = Live(uid=uid, user=change.user, log_path=log_path)
             if new:
                 self.store.insert_jobs(new)
             self.store.put_learned(rows.dump_learned(row, at) for row in learned)
@@ -123,6 +125,8 @@ class Ledger:
                 progress = live.progress.view() if live.progress is not None else None
             case _:
                 assert_never(state)
+        if live.log_path is None:
+            live.log_path = rows.load_detail(self.store.get([job.id])[job.id].detail).log_path
         is_final = isinstance(state, model.Finished)
         exit_ = state.exit if isinstance(state, model.Finished) else model.Exit()
         self.store.update_state(
@@ -135,5 +139,5 @@ class Ledger:
             ended_at=at if is_final else None,
             exit_code=exit_.code,
             signal=exit_.signal,
-            detail=rows.dump_detail(state, placement, usage, progress),
+            detail=rows.dump_detail(state, placement, usage, progress, live.log_path),
         )

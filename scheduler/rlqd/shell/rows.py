@@ -60,6 +60,9 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     placement: WirePlacement | None = None
     usage: Usage | None = None
     progress: Progress | None = None
+    #: Where its output goes, as told to the submitter: it stays there when the state folder or
+    #: the user's home is moved.  "": of an rlq that did not keep it.
+    log_path: str = ""
 
 
 _decoder = msgspec.json.Decoder(Detail)
@@ -70,10 +73,17 @@ def dump_detail(
     placement: WirePlacement | None,
     usage: Usage | None,
     progress: Progress | None,
+    log_path: str,
 ) -> bytes:
     fields = {"kind": type(state).__name__, **msgspec.to_builtins(state)}
     return _encoder.encode(
-        Detail(state=fields, placement=placement, usage=usage, progress=progress)
+        Detail(
+            state=fields,
+            placement=placement,
+            usage=usage,
+            progress=progress,
+            log_path=log_path,
+        )
     )
 
 

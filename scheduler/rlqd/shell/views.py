@@ -43,6 +43,8 @@ class Live:
     started_at: float | None = None
     command_pid: int | None = None
     progress: Tracker | None = None
+    #: As `rows.Detail.log_path`; None: not looked up yet.
+    log_path: str | None = None
 
 
 @dataclass(slots=True)
@@ -121,7 +123,9 @@ class Views:
             usage=usage,
             progress=progress,
             pid=pid,
-            log_path="" if is_hidden else launching.log_path(spec, row.id, row.uid, self.logs_dir),
+            log_path=""
+            if is_hidden
+            else detail.log_path or launching.log_path(spec, row.id, row.uid, self.logs_dir),
             signature="" if is_hidden else signature_of(spec),
         )
 
