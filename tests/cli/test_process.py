@@ -151,7 +151,7 @@ def test_tables_fit_80_columns(daemon: FakeDaemon, verb: list[str]) -> None:
 def test_colours_are_for_terminals_and_no_color_is_honoured(daemon: FakeDaemon) -> None:
     full_house(daemon)
     assert "\x1b[" in run_on_terminal("list")[1]
-    assert "\x1b[3" not in run_on_terminal("list", NO_COLOR="1")[1]
+    assert "\x1b[" not in run_on_terminal("list", NO_COLOR="1")[1]
     assert "\x1b[" not in run("list").stdout
     assert "\x1b[" in run_on_terminal("list", "--state", "x")[1]
     assert "\x1b[" not in run_on_terminal("list", "--state", "x", NO_COLOR="1")[1]
@@ -171,12 +171,43 @@ def test_a_terminal_gets_a_sentence_and_a_pipe_gets_the_id(daemon: FakeDaemon) -
 def test_cancelling_all_asks_first(daemon: FakeDaemon) -> None:
     daemon.add(make_job(1), make_job(2))
     code, shown = run_on_terminal("cancel", "--all", typed="n\n")
-    assert code == 130
+    assert code == 1
     assert "cancel 2 jobs?" in shown
+    assert "nothing was done" in shown
     assert daemon.asked(m.Cancel) == []
     code, _ = run_on_terminal("cancel", "--all", typed="y\n")
     assert code == 0
     assert len(daemon.asked(m.Cancel)) == 1
+
+
+def test_requeueing_all_asks_about_those_that_failed(daemon: FakeDaemon) -> None:
+    daemon.add(*(make_job(i, JobState.FAILED) for i in (1, 2)), make_job(3, JobState.COMPLETED))
+    code, shown = run_on_terminal("requeue", "--all", typed="n\n")
+    assert code == 1
+    assert "requeue 2 jobs?" in shown
+    assert daemon.asked(m.Requeue) == []
+
+
+def test_a_terminal_is_shown_the_head_of_a_long_queue_and_a_pipe_all_of_it(
+    daemon: FakeDaemon,
+) -> None:
+    daemon.add(*(make_job(i) for i in range(101, 901)), make_job(901, JobState.RUNNING))
+    _, shown = run_on_terminal("list", NO_COLOR="1")
+    lines = shown.splitlines()
+    assert [line.split()[0] for line in lines[1:-1]] == [
+        *(str(i) for i in range(101, 151)),
+        "901",
+    ]
+    assert lines[-1].startswith("… 750 more")
+    piped = run("list").stdout.splitlines()
+    assert [line.split("\t")[0] for line in piped[1:]] == [str(i) for i in range(101, 902)]
+
+
+def test_waiting_draws_nothing_under_no_color(daemon: FakeDaemon) -> None:
+    daemon.add(make_job(1, JobState.COMPLETED))
+    code, shown = run_on_terminal("wait", "1", NO_COLOR="1")
+    assert code == 0
+    assert "\x1b" not in shown
 
 
 def test_a_progress_bar_moves_under_the_log(daemon: FakeDaemon) -> None:
@@ -223,7 +254,7 @@ def test_ctrl_c_ends_the_waiting_with_130_and_no_traceback(daemon: FakeDaemon) -
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert (out, err.strip()) == ("", "")
+    assert (out, err) == ("", "job 1 runs on; `rlq cancel` would stop it\n")
 
 
 def test_a_reader_that_goes_away_is_no_error(daemon: FakeDaemon) -> None:
@@ -311,6 +342,13 @@ def test_submitting_starts_a_daemon_where_none_runs(own_daemon: Path) -> None:
     status = json.loads(run("daemon", "status", "--json").stdout)
     assert status["running"] is True
     assert (own_daemon / "starts").read_text().split() == [str(status["pid"])]
+
+
+def test_stopping_it_is_told_once(own_daemon: Path) -> None:
+    assert run("daemon", "start").returncode == 0
+    done = run("daemon", "stop")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "has stopped; running jobs run on" in done.stdout
 
 
 def test_many_at_once_start_one_daemon(own_daemon: Path) -> None:

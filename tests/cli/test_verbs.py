@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.cli.conftest import Invoke
 from tests.support.fake_daemon import HOST, ME, FakeDaemon, make_job
@@ -312,9 +313,10 @@ def test_list_leaves_out_all_but_the_last_that_ended(daemon: FakeDaemon, invoke:
 
 def test_a_queue_of_thousands_does_not_travel(daemon: FakeDaemon, invoke: Invoke) -> None:
     daemon.add(*(make_job(i) for i in range(1, 501)))
-    listed = document(invoke("list", "--json"))
+    listed = document(invoke("list", "--json", "-n", "50"))
     assert (len(listed["jobs"]), listed["total"]) == (50, 500)
-    assert all(request.limit or i == 0 for i, request in enumerate(daemon.requests))  # type: ignore[union-attr]
+    assert all(request.limit for request in daemon.requests)  # type: ignore[union-attr]
+    assert len(document(invoke("list", "--json"))["jobs"]) == 500
 
 
 @pytest.mark.parametrize(
@@ -327,6 +329,8 @@ def test_a_queue_of_thousands_does_not_travel(daemon: FakeDaemon, invoke: Invoke
         (["--name", "sac-*"], [1]),
         (["--user", str(ME + 1)], [5]),
         (["--user", "me", "--state", "live"], [2, 1]),
+        (["--state", "HELD"], []),
+        (["--state", "starting,stopping,out of mem,NOT_RUN,node-fail"], []),
         (["-n", "2"], [5, 4]),
     ],
 )
@@ -348,6 +352,59 @@ def test_names_cannot_move_the_cursor(daemon: FakeDaemon, invoke: Invoke) -> Non
     for verb in (["list"], ["show", "1"]):
         assert not {"\x1b", "\r"} & set(invoke(*verb).stdout)
     assert len(invoke("list").stdout.splitlines()) == 2
+
+
+def test_states_go_by_the_words_of_the_table(daemon: FakeDaemon, invoke: Invoke) -> None:
+    daemon.add(
+        make_job(1, held=True),
+        make_job(2),
+        make_job(3, JobState.CONFIGURING),
+        make_job(4, JobState.COMPLETING),
+        make_job(5, JobState.OUT_OF_MEMORY),
+    )
+
+    def listed(state: str) -> list[int]:
+        return [job["id"] for job in document(invoke("list", "--json", "--state", state))["jobs"]]
+
+    assert listed("HELD") == [1]
+    assert listed("held,STARTING") == [3, 1]
+    assert listed("HELD,PENDING") == [2, 1]
+    assert listed("STOPPING") == [4]
+    assert listed("OUT OF MEM") == [5]
+    # To the daemon they are PENDING ones: that would be too many.
+    refused = invoke("cancel", "--state", "HELD")
+    assert refused.exit_code == 2
+    assert "hint: `rlq list --state HELD`" in refused.stderr
+    assert daemon.asked(m.Cancel) == []
+
+
+def test_history_goes_by_when_jobs_ended(daemon: FakeDaemon, invoke: Invoke) -> None:
+    daemon.add(*(make_job(i, JobState.COMPLETED, ended_at=100.0 + i) for i in range(1, 31)))
+    daemon.set(3, ended_at=500.0)  # queued again, and ended since
+    assert [job["id"] for job in document(invoke("history", "--json", "-n", "3"))["jobs"]] == [
+        *(3, 30, 29)
+    ]
+
+
+def test_an_estimate_is_not_made_of_the_warm_up(daemon: FakeDaemon, invoke: Invoke) -> None:
+    progress = m.Progress(
+        step=5, total=10, steps_per_s=99.0, eta_s=7.0, metrics={"warming_up": 1.0}
+    )
+    daemon.add(make_job(1, JobState.RUNNING, progress=progress))
+    header, line = (row.split("\t") for row in invoke("list").stdout.splitlines())
+    row = dict(zip(header, line, strict=True))
+    assert (row["PROGRESS_PCT"], row["STEPS_PER_S"], row["ETA_S"]) == ("50", "-", "-")
+    assert "5 of 10 steps, 50%, warming up\n" in invoke("show", "1").stdout
+    daemon.set(1, progress=msgspec.structs.replace(progress, metrics={"warming_up": 0.0}))
+    assert "99.0 steps/s, 7s left" in invoke("show", "1").stdout
+
+
+@pytest.mark.parametrize(("cores", "said"), [((0,), "core 0"), ((0, 1, 2, 5), "cores 0-2,5 (4)")])
+def test_cores_are_told_by_number_and_how_many(
+    daemon: FakeDaemon, invoke: Invoke, cores: tuple[int, ...], said: str
+) -> None:
+    daemon.add(make_job(1, JobState.RUNNING, placement=m.Placement(cores=cores)))
+    assert f"cores       {said}\n" in invoke("show", "1").stdout
 
 
 def test_history_is_what_has_ended(daemon: FakeDaemon, invoke: Invoke) -> None:
@@ -480,6 +537,14 @@ def test_wait_exits_by_how_the_jobs_ended(daemon: FakeDaemon, invoke: Invoke) ->
     assert invoke("wait", "--name", "nothing-like-it").exit_code == 4
 
 
+def test_waiting_for_all_of_nothing_is_done_at_once(daemon: FakeDaemon, invoke: Invoke) -> None:
+    daemon.add(make_job(1, JobState.FAILED))
+    result = invoke("wait", "--all")
+    assert (result.exit_code, result.stderr) == (0, "nothing to wait for\n")
+    assert document(invoke("wait", "--all", "--json")) == {"done": True, "jobs": [], "missing": []}
+    assert invoke("wait", "--name", "no-such-*").exit_code == 4
+
+
 def test_wait_json_is_one_document_whatever_comes(daemon: FakeDaemon, invoke: Invoke) -> None:
     some_jobs(daemon)
     ended = invoke("wait", "3-4", "--json")
@@ -572,6 +637,15 @@ def test_following_crosses_rotation_and_ends_with_the_job(
     result = invoke("logs", "-f", "1")
     assert result.stdout == "one\ntwo\nthree\n4\nthe end"
     assert result.exit_code == 0
+
+
+def test_a_job_cancelled_before_it_started_has_printed_nothing(
+    daemon: FakeDaemon, invoke: Invoke
+) -> None:
+    daemon.add(make_job(1, JobState.CANCELLED, log_path="/no/such/1.log"))
+    result = invoke("logs", "1")
+    assert result.exit_code == 4
+    assert "job 1 was cancelled before it started, so it has printed nothing" in result.stderr
 
 
 def test_following_a_waiting_job_says_what_it_waits_for_and_then_shows_all(

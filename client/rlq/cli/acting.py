@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -13,6 +13,7 @@ from rlq.cli.selections import confirm_all, make_selection
 from rlq.cli.tables import SHORT_STATES
 from rlq.errors import InternalError, NotFoundError, from_wire
 from rlq.protocol.messages import Change, Changed, Request, Selection
+from rlq.protocol.states import LIVE_STATES, JobState
 
 
 def act(
@@ -25,15 +26,17 @@ def act(
     states: Any,
     all_: bool,
     yes: bool | None = None,
+    acted_on: Iterable[JobState] = LIVE_STATES,
 ) -> None:
     """Ask for it, tell what became of each job, exit accordingly.
 
     `yes`: None for what can be taken back; else --all asks first unless it is True.
+    `acted_on`: the states of the jobs that --all means.
     """
     selection = make_selection(ids, name, states, all_)
     with app.client() as client:
         if yes is not None:
-            confirm_all(what, selection, client, yes)
+            confirm_all(what, selection, client, yes, acted_on)
         reply = client.request(request(selection))
     if not isinstance(reply, Changed):
         raise InternalError(f"the daemon answered {type(reply).__name__}")
@@ -42,13 +45,15 @@ def act(
 
 def tell(app: App, changes: tuple[Change, ...]) -> None:
     """Raises Exit: 1 if some failed; of a single job its own kind's exit code."""
+    if not changes:
+        raise NotFoundError("no job matches", hint="`rlq list` shows the jobs")
     if app.json:
         print_json(Changed(changes=changes))
     elif stdout_is_terminal():
         for change in changes:
             if change.ok:
                 click.echo(line_of(change))
-    elif changes:
+    else:
         print_tsv(
             ("ID", "OK", "STATE", "MESSAGE"),
             [
@@ -56,8 +61,6 @@ def tell(app: App, changes: tuple[Change, ...]) -> None:
                 for c in changes
             ],
         )
-    if not changes:
-        raise NotFoundError("no job matches", hint="`rlq list` shows the jobs")
     failed = [change for change in changes if not change.ok]
     for change in failed:
         error = from_wire(change.kind or "usage", change.message, None)

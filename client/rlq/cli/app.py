@@ -131,6 +131,11 @@ def is_terminal(stream: Any) -> bool:
         return False
 
 
+def shows_escapes(stream: Any) -> bool:
+    """A terminal whose user lets it be coloured and drawn on (no-color.org)."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
 def note(text: str) -> None:
     """Talk: to people, on stderr."""
     click.echo(text, err=True)
@@ -149,7 +154,7 @@ def fail(message: str, hint: str | None, code: int) -> int:
 
 
 def _styled(text: str, colour: str) -> str:
-    if os.environ.get("NO_COLOR") or not is_terminal(sys.stderr):
+    if not shows_escapes(sys.stderr):
         return text
     return click.style(text, fg=colour, bold=True)
 

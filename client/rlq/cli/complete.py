@@ -30,7 +30,7 @@ def complete_ids(
 def complete_states(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    words = [*JobState, "live", "ended"]
+    words = [*JobState, "HELD", "STARTING", "STOPPING", "live", "ended"]
     return [CompletionItem(w) for w in words if w.lower().startswith(incomplete.lower())]
 
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from rlq.cli.output import clean, console
-from rlq.cli.tables import count, done_pct, rate, state_word
+from rlq.cli.tables import WARMING_UP, count, done_pct, is_warming_up, rate, state_word
 from rlq.protocol.messages import Job, Waited
 from rlq.protocol.units import format_duration
 
@@ -93,6 +93,8 @@ def said_of(job: Job) -> str:
         return state_word(job).lower()
     pct = done_pct(progress)
     parts = [count(progress.step) if pct is None else f"{pct}%"]
+    if is_warming_up(progress):
+        return " ".join([*parts, WARMING_UP])
     if progress.steps_per_s is not None:
         parts.append(f"{rate(progress.steps_per_s)} steps/s")
     if progress.eta_s is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -66,10 +67,18 @@ def stdout_is_terminal() -> bool:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """rich's console: NO_COLOR, COLUMNS and pipes are its business."""
+    """rich's console: COLUMNS and pipes are its business.  Under NO_COLOR it would still send
+    bold and dim."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=False, emoji=False, markup=False)
+    return Console(
+        stderr=stderr,
+        highlight=False,
+        soft_wrap=False,
+        emoji=False,
+        markup=False,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+    )
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rlq.cli.app import Parsed, is_terminal
+from rlq.cli.app import Parsed, is_terminal, note
 from rlq.cli.complete import complete_ids, complete_states, complete_users
 from rlq.errors import NotFoundError, UsageError
 from rlq.protocol.states import FINAL_STATES, LIVE_STATES, JobState
@@ -31,20 +31,33 @@ def parse_id(text: str) -> int:
 
 
 def parse_states(text: str) -> tuple[JobState, ...]:
-    """'running', 'RUNNING,PENDING', 'live', 'ended'."""
+    """'running', 'RUNNING,PENDING', 'live', 'ended', and what tables say: 'starting'.
+
+    Raises:
+        UsageError: not a state.
+    """
+    from rlq.cli.tables import HELD, STATES_SHOWN
+
     states: list[JobState] = []
     for word in text.split(","):
         upper = word.strip().upper()
+        upper = STATES_SHOWN.get(upper.replace("_", " ").replace("-", " "), upper)
         if upper == "LIVE":
             states += sorted(LIVE_STATES)
         elif upper in {"ENDED", "FINAL"}:
             states += sorted(FINAL_STATES)
         elif upper in JobState.__members__:
             states.append(JobState(upper))
+        elif upper == HELD:
+            # The protocol knows it as PENDING and a mark: as PENDING alone it would be more jobs.
+            raise UsageError(
+                "held is not a state that jobs can be chosen by here",
+                hint="`rlq list --state HELD` shows the held jobs: give their ids",
+            )
         else:
             from difflib import get_close_matches
 
-            near = get_close_matches(upper, [*JobState.__members__], n=1)
+            near = get_close_matches(upper, [*JobState.__members__, *STATES_SHOWN], n=1)
             raise UsageError(
                 f"{word.strip()!r} is not a state",
                 hint=f"did you mean {near[0]}?"
@@ -52,6 +65,16 @@ def parse_states(text: str) -> tuple[JobState, ...]:
                 else f"one of {', '.join(JobState)}, live or ended",
             )
     return tuple(dict.fromkeys(states))
+
+
+def parse_listed_states(text: str) -> tuple[JobState | str, ...]:
+    """As `parse_states`, and HELD as itself."""
+    from rlq.cli.tables import HELD
+
+    words = text.split(",")
+    others = [word for word in words if word.strip().upper() != HELD]
+    held = (HELD,) if len(others) < len(words) else ()
+    return (*(parse_states(",".join(others)) if others else ()), *held)
 
 
 def id_argument(function: F) -> F:
@@ -66,16 +89,20 @@ def name_option(function: F) -> F:
     )(function)
 
 
-def state_option(function: F) -> F:
+def state_option(function: F, parse: Callable[[str], Any] = parse_states) -> F:
     return click.option(
         "--state",
         "states",
         metavar="STATE",
         multiple=True,
-        type=Parsed("state", parse_states),
+        type=Parsed("state", parse),
         shell_complete=complete_states,
         help="Jobs in this state (PENDING, RUNNING, …; live, ended); repeatable.",
     )(function)
+
+
+def listed_state_option(function: F) -> F:
+    return state_option(function, parse_listed_states)
 
 
 def user_option(function: F) -> F:
@@ -186,12 +213,20 @@ def resolve(client: Client, selection: Selection) -> list[int]:
     return sorted(job.id for job in found.jobs)
 
 
-def confirm_all(what: str, selection: Selection, client: Client, yes: bool) -> None:
+def confirm_all(
+    what: str,
+    selection: Selection,
+    client: Client,
+    yes: bool,
+    states: Iterable[JobState] = LIVE_STATES,
+) -> None:
     """Before something that cannot be taken back is done to more than one job by --all.
+
+    `states`: of the jobs that it would be done to.
 
     Raises:
         UsageError: nobody can be asked.
-        click.Abort: the answer was no.
+        Exit: the answer was no.
     """
     import os
 
@@ -207,9 +242,10 @@ def confirm_all(what: str, selection: Selection, client: Client, yes: bool) -> N
             hint="add --yes",
         )
     mine = msgspec.structs.replace(
-        selection, uid=os.getuid(), states=selection.states or tuple(sorted(LIVE_STATES))
+        selection, uid=os.getuid(), states=selection.states or tuple(sorted(states))
     )
     found = client.request(List(selection=mine, limit=1))
     assert isinstance(found, Jobs)
-    if found.total > 1:
-        click.confirm(f"{what} {found.total} jobs?", abort=True, err=True)
+    if found.total > 1 and not click.confirm(f"{what} {found.total} jobs?", err=True):
+        note("nothing was done")
+        raise click.exceptions.Exit(1)

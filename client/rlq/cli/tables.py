@@ -27,6 +27,9 @@ SHORT_STATES = {
     JobState.LAUNCH_FAILED: "NOT RUN",
     JobState.NODE_FAIL: "NODE FAIL",
 }
+#: A waiting job that `rlq hold` keeps from starting.
+HELD = "HELD"
+STATES_SHOWN = {word: state.value for state, word in SHORT_STATES.items()}
 
 PLAIN_HEADER = (
     *("ID", "NAME", "USER", "STATE", "DEVICE", "CORES", "PROGRESS_PCT", "STEPS_PER_S", "ETA_S"),
@@ -72,7 +75,7 @@ def _row(job: Job, now: float, *, several: bool, reports: bool) -> Row:
         [
             *head,
             device(job.placement),
-            cores(job.placement),
+            cores_cell(job.placement),
             *(progress_cells(job.progress, live=not job.state.is_final) if reports else []),
             spent(job, now),
         ]
@@ -109,7 +112,7 @@ def print_history(jobs: Sequence[Job], now: float) -> None:
             # What went wrong is worth more than where.
             rows.append(Row(cells, rest=Cell(job.reason, "dim")))
             continue
-        cells += [device(job.placement), cores(job.placement)]
+        cells += [device(job.placement), cores_cell(job.placement)]
         if reports:
             cells.append(rate(job.progress.steps_per_s if job.progress else None))
         if scores:
@@ -118,6 +121,8 @@ def print_history(jobs: Sequence[Job], now: float) -> None:
     print_table(columns, rows)
 
 
+#: Instead of a speed and an ETA that would mislead.
+WARMING_UP = "warming up"
 #: Metrics that tell how good a training is, the surest first.
 RESULT_METRICS = ("mean_reward", "ep_rew_mean")
 
@@ -135,12 +140,16 @@ def score(result: float | None) -> str:
 
 
 def print_jobs_plain(jobs: Iterable[Job], now: float) -> None:
-    """Newest first, as the daemon sends them; a field without a value is `-`."""
+    """In the order given; a field without a value is `-`."""
     print_tsv(PLAIN_HEADER, (_plain_row(job, now) for job in jobs))
 
 
 def _plain_row(job: Job, now: float) -> list[str]:
     progress = job.progress
+    speed = None if progress is None else progress.steps_per_s
+    eta_s = None if progress is None else progress.eta_s
+    if is_warming_up(progress) and not job.state.is_final:
+        speed = eta_s = None
     return [
         str(job.id),
         job.name or NONE,
@@ -149,8 +158,8 @@ def _plain_row(job: Job, now: float) -> list[str]:
         device(job.placement),
         cores(job.placement),
         NONE if (pct := done_pct(progress)) is None else str(pct),
-        NONE if progress is None or progress.steps_per_s is None else f"{progress.steps_per_s:g}",
-        NONE if progress is None or progress.eta_s is None else f"{progress.eta_s:.0f}",
+        NONE if speed is None else f"{speed:g}",
+        NONE if eta_s is None else f"{eta_s:.0f}",
         NONE if (seconds := spent_s(job, now)) is None else f"{seconds:.0f}",
         NONE if job.exit_code is None else str(job.exit_code),
         job.reason or NONE,
@@ -169,7 +178,7 @@ def ended_reason(job: Job) -> str:
 
 def state_word(job: Job) -> str:
     if job.held and job.state is JobState.PENDING:
-        return "HELD"
+        return HELD
     return SHORT_STATES.get(job.state, job.state.value)
 
 
@@ -189,6 +198,26 @@ def device(placement: Placement | None) -> str:
 
 def cores(placement: Placement | None) -> str:
     return (compress(placement.cores) if placement is not None else "") or NONE
+
+
+def cores_cell(placement: Placement | None) -> str:
+    """'#0-3': numbers of cores; a bare 0 reads as "none"."""
+    shown = cores(placement)
+    return shown if shown == NONE else f"#{shown}"
+
+
+def cores_words(placement: Placement | None) -> str:
+    """'core 0', 'cores 0-3 (4)'."""
+    shown = cores(placement)
+    if placement is None or shown == NONE:
+        return shown
+    number = len(placement.cores)
+    return f"core {shown}" if number == 1 else f"cores {shown} ({number})"
+
+
+def is_warming_up(progress: Progress | None) -> bool:
+    """Nothing is learned yet: steps are quicker now than they will be."""
+    return progress is not None and bool(progress.metrics.get("warming_up"))
 
 
 def compress(numbers: Iterable[int]) -> str:
@@ -215,6 +244,8 @@ def progress_cells(progress: Progress | None, *, live: bool) -> list[str]:
         return [NONE, NONE, NONE]
     pct = done_pct(progress)
     eta = progress.eta_s if live else None
+    if live and is_warming_up(progress):
+        return [count(progress.step) if pct is None else f"{pct}%", NONE, WARMING_UP]
     return [
         count(progress.step) if pct is None else f"{pct}%",
         rate(progress.steps_per_s),

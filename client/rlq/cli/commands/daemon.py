@@ -6,8 +6,8 @@ import time
 
 import click
 
-from rlq.cli.app import App, note, verb
-from rlq.cli.output import clean, print_json
+from rlq.cli.app import App, fail, verb
+from rlq.cli.output import print_json
 from rlq.client import Client
 from rlq.errors import UnavailableError, UnreachableError
 from rlq.transport import is_answering
@@ -59,7 +59,7 @@ def stop(app: App) -> None:
     stay queued. (`rlq cancel --all` is what stops jobs.)"""
     with app.client(autostart=False) as client:
         found = describe(client)
-        said = client.stop_daemon()
+        client.stop_daemon()
         path = client.socket
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while is_answering(path):
@@ -73,8 +73,6 @@ def stop(app: App) -> None:
         print_json({**found, "running": False})
     else:
         click.echo(f"rlqd (pid {found['pid']}) has stopped; running jobs run on")
-        if said:
-            note(clean(said))
 
 
 @verb("status", short_help="Whether a daemon runs, and where.")
@@ -83,10 +81,11 @@ def status(app: App) -> None:
     with app.client(autostart=False) as client:
         try:
             found = describe(client)
-        except UnreachableError:
-            if app.json:
-                print_json({"running": False})
-            raise
+        except UnreachableError as error:
+            if not app.json:
+                raise
+            print_json({"running": False})
+            raise click.exceptions.Exit(fail(error.message, error.hint, error.exit_code)) from None
     if app.json:
         print_json(found)
     else:

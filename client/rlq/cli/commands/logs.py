@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 
 import click
 
-from rlq.cli.app import App, Parsed, is_terminal, note, verb, whole
+from rlq.cli.app import App, Parsed, is_terminal, note, shows_escapes, verb, whole
 from rlq.cli.commands.wait import ending
-from rlq.cli.output import clean, print_json, stdout_is_terminal
+from rlq.cli.output import clean, print_json
 from rlq.cli.selections import id_argument
 from rlq.client import Client, select
 from rlq.errors import NotFoundError, NotPermittedError, UnavailableError, UsageError
 from rlq.protocol.messages import Job, Wait, Waited
+from rlq.protocol.states import JobState
 
 if TYPE_CHECKING:
     from rlq.cli.live import Bars
@@ -82,11 +83,15 @@ def open_log(job: Job) -> BinaryIO:
                 f"job {job.id} has not started yet, so it has printed nothing",
                 hint=f"`rlq why {job.id}` says what it waits for; `rlq logs -f {job.id}` waits",
             ) from None
+        if job.attempt == 0:
+            ended = "was cancelled" if job.state is JobState.CANCELLED else "ended"
+            raise NotFoundError(
+                f"job {job.id} {ended} before it started, so it has printed nothing",
+                hint=f"`rlq requeue {job.id}` queues it again",
+            ) from None
         raise NotFoundError(
             f"the log of job {job.id} is gone: {clean(job.log_path)}",
-            hint="somebody has moved or removed it"
-            if job.attempt
-            else "the job ended before it started, so it has printed nothing",
+            hint="somebody has moved or removed it",
         ) from None
     except PermissionError:
         raise NotPermittedError(
@@ -130,7 +135,7 @@ def follow_log(client: Client, job: Job, lines: int | None, stack: ExitStack) ->
     """Until the job has ended and all it printed is shown."""
     told = ""
     bars: Bars | None = None
-    wants_bars = stdout_is_terminal() and is_terminal(sys.stderr)
+    wants_bars = shows_escapes(sys.stdout) and is_terminal(sys.stderr)
     log: FollowedLog | None = None
     partial = b""
     while True:

@@ -12,7 +12,17 @@ from rlq.cli.app import App, verb
 from rlq.cli.masking import mask_argv, mask_env
 from rlq.cli.output import clean, plain, print_fields, print_json
 from rlq.cli.selections import id_argument
-from rlq.cli.tables import cores, device, done_pct, exit_word, pending_reason, rate, spent
+from rlq.cli.tables import (
+    WARMING_UP,
+    cores_words,
+    device,
+    done_pct,
+    exit_word,
+    is_warming_up,
+    pending_reason,
+    rate,
+    spent,
+)
 from rlq.errors import UsageError
 from rlq.protocol.messages import Job
 from rlq.protocol.units import format_duration, format_mib
@@ -72,7 +82,7 @@ def print_job(job: Job, now: float, *, reveal: bool) -> None:
             ("priority", str(job.priority) if job.priority else ""),
             ("asked for", asked_for(job)),
             ("device", device(job.placement) if job.placement else ""),
-            ("cores", cores(job.placement) if job.placement else ""),
+            ("cores", cores_words(job.placement) if job.placement else ""),
             ("signature", clean(job.signature)),
             ("uses", uses(job)),
             ("pid", str(job.pid) if job.pid is not None else ""),
@@ -147,6 +157,8 @@ def progress_line(job: Job) -> str:
     parts = [f"{progress.step:,}" + (f" of {progress.total:,} steps" if progress.total else "")]
     if (pct := done_pct(progress)) is not None:
         parts.append(f"{pct}%")
+    if is_warming_up(progress) and not job.state.is_final:
+        return ", ".join([*parts, WARMING_UP])
     if progress.steps_per_s is not None:
         parts.append(f"{rate(progress.steps_per_s)} steps/s")
     if progress.eta_s is not None and not job.state.is_final:

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from rlq.cli.app import App, Parsed, fail, is_terminal, note, verb
+from rlq.cli.app import App, Parsed, fail, is_terminal, note, shows_escapes, verb
 from rlq.cli.output import clean, plain, print_json
 from rlq.cli.selections import make_selection, resolve, selection_options
-from rlq.cli.tables import ended_reason, exit_word
+from rlq.cli.tables import compress, ended_reason, exit_word
 from rlq.client import WAIT_STEP_MS, Client
+from rlq.errors import NotFoundError
 from rlq.protocol.messages import Job
 from rlq.protocol.states import JobState
 from rlq.protocol.units import parse_duration_ms
@@ -49,10 +50,20 @@ def command(
     with app.client() as client:
         if all_ and not states:
             selection = make_selection(ids, name, (LIVE,), all_)
+        try:
+            jobs = resolve(client, selection)
+        except NotFoundError:
+            if not all_:
+                raise
+            if app.json:
+                print_json({"done": True, "jobs": [], "missing": []})
+            elif not quiet:
+                note("nothing to wait for")
+            return
         wait_for(
             app,
             client,
-            resolve(client, selection),
+            jobs,
             timeout_s=None if timeout is None else timeout / 1000,
             quiet=quiet,
         )
@@ -65,13 +76,20 @@ def wait_for(
     app: App, client: Client, ids: list[int], *, timeout_s: float | None, quiet: bool
 ) -> None:
     """Wait for `ids`, tell how they ended, and raise Exit unless all COMPLETED."""
-    if not app.json and not quiet and is_terminal(sys.stderr):
-        from rlq.cli.live import Bars
+    try:
+        if not app.json and not quiet and shows_escapes(sys.stderr):
+            from rlq.cli.live import Bars
 
-        with Bars(total=len(ids)) as bars:
-            jobs = client.wait(ids, timeout_s, on_update=bars.follow, step_ms=BAR_STEP_MS)
-    else:
-        jobs = client.wait(ids, timeout_s, step_ms=WAIT_STEP_MS)
+            with Bars(total=len(ids)) as bars:
+                jobs = client.wait(ids, timeout_s, on_update=bars.follow, step_ms=BAR_STEP_MS)
+        else:
+            jobs = client.wait(ids, timeout_s, step_ms=WAIT_STEP_MS)
+    except KeyboardInterrupt:
+        if is_terminal(sys.stderr):
+            note("")  # after the ^C
+        named = f"job {ids[0]} runs on" if len(ids) == 1 else f"jobs {compress(ids)} run on"
+        note(f"{named}; `rlq cancel` would stop {'it' if len(ids) == 1 else 'them'}")
+        raise click.exceptions.Exit(130) from None
     done = all(job.state.is_final for job in jobs)
     good = all(job.state is JobState.COMPLETED for job in jobs)
     if app.json:
@@ -86,7 +104,9 @@ def wait_for(
                 f"{left} of {len(jobs)} jobs had not ended in time"
                 if len(jobs) > 1
                 else f"job {jobs[0].id} had not ended in time",
-                "they run on; `rlq wait` again, or `rlq why ID` for those that wait",
+                "they run on; `rlq wait` again, or `rlq why ID` for those that wait"
+                if len(jobs) > 1
+                else f"it runs on; `rlq wait {jobs[0].id}` again",
                 TIMED_OUT,
             )
         )
