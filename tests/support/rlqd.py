@@ -72,6 +72,9 @@ class Rlqd:
     `shared`: the system's daemon as systemd starts it: root, a socket that everybody may use.
     """
 
+    #: What is run in place of `-m rlqd`, by a kind of daemon of its own.
+    program: tuple[str, ...] = ("-m", "rlqd")
+
     def __init__(
         self,
         folder: Path,
@@ -144,7 +147,7 @@ class Rlqd:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "rlqd", "--config", str(self.config_path)),
+                    *(sys.executable, *self.program, "--config", str(self.config_path)),
                     *("--ready-fd", str(write_fd)),
                 ],
                 env=self.env,
