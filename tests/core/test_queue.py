@@ -50,6 +50,26 @@ def test_starting_costs_one_look_per_start(counted: Counter) -> None:
     assert counted.calls <= 2
 
 
+def test_on_a_full_machine_20_000_kinds_of_jobs_cost_one_look(counted: Counter) -> None:
+    desk = Desk()
+    desk.run(spec(cores=8, mem=1_000))
+    desk.submit(*[spec(cores=1, mem=n) for n in range(1, 20_001)])
+    counted.calls = 0
+    plan = desk.core.plan()
+    assert plan is not None
+    assert counted.calls <= 2
+    assert len(plan.blocked) == 20_000, "every one is told why"
+
+
+def test_jobs_that_are_too_large_for_the_host_do_not_hide_one_that_fits() -> None:
+    desk = Desk()
+    desk.run(spec(cores=4, mem=60_000))
+    desk.submit(*[spec(cores=1, mem=n) for n in range(5_000, 6_000)])
+    desk.submit(*[spec(cores=n, mem=1) for n in (5, 6, 7, 8)])
+    (small,) = desk.submit(spec(cores=4, mem=4_000))
+    assert small in desk.running()
+
+
 def test_higher_priority_first_then_older_first() -> None:
     desk = Desk()
     (running,) = desk.run(spec(cores=8))

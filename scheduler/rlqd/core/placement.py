@@ -44,7 +44,7 @@ class NoRoom:
 
 
 def place(need: Need, room: Room, policy: Policy, judge: Judge = admit_all) -> Placement | NoRoom:
-    host = _host_shortages(need, room)
+    host = [*host_amounts_short(need, room), *_host_taken(need, room)]
     if need.gpus == 0:
         short = host or _throughput(judge(None), None)
         if short:
@@ -102,7 +102,8 @@ def _throughput(verdict: Verdict, gpu: GpuId | None) -> list[Shortage]:
     ]
 
 
-def _host_shortages(need: Need, room: Room) -> list[Shortage]:
+def host_amounts_short(need: Need, room: Room) -> list[Shortage]:
+    """Cores and host memory of which there is not enough: then no device can help."""
     short: list[Shortage] = []
     cores_free = max(0, min(room.cores_usable, len(room.cores_free)))
     if need.charge.cores > cores_free:
@@ -125,12 +126,14 @@ def _host_shortages(need: Need, room: Room) -> list[Shortage]:
                 total=room.mem_mib_total,
             )
         )
-    if room.is_exclusive or (need.exclusive and need.gpus == 0 and room.jobs):
-        note = "a job has the machine to itself" if room.is_exclusive else "wants it to itself"
-        short.append(
-            Shortage(resource="jobs", unit="jobs", need=0, free=0, total=room.jobs, note=note)
-        )
     return short
+
+
+def _host_taken(need: Need, room: Room) -> list[Shortage]:
+    if not (room.is_exclusive or (need.exclusive and need.gpus == 0 and room.jobs)):
+        return []
+    note = "a job has the machine to itself" if room.is_exclusive else "wants it to itself"
+    return [Shortage(resource="jobs", unit="jobs", need=0, free=0, total=room.jobs, note=note)]
 
 
 def _gpu_shortages(

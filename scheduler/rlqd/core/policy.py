@@ -17,7 +17,7 @@ from rlqd.core.crowd import Crowd, Device
 from rlqd.core.guard import ONE_JOB, Guard, Verdict
 from rlqd.core.learned import Peaks
 from rlqd.core.model import GpuId, Instant, JobId, JobSpec, MachineFacts, Placement, Policy
-from rlqd.core.placement import NoRoom, Shortage, place
+from rlqd.core.placement import NoRoom, Shortage, host_amounts_short, place
 from rlqd.core.queue import WaitingQueue
 from rlqd.core.room import Holding, Room
 
@@ -114,6 +114,12 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
     crowd = Crowd.of(holdings, scene.facts, queue.size)
     walk = queue.in_order()
     for job_id, spec in walk:
+        if (result.reservation is not None or result.head is not None) and (
+            short := _without_a_look(scene, spec, room)
+        ):
+            walk.skip()
+            result.blocked[spec] = Blocked(NoRoom((tuple(short),)))
+            continue
         need, found = choose(scene, spec, room, crowd)
         ends_at = latest_end(now, spec)
         if isinstance(found, NoRoom):
@@ -154,6 +160,17 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
         crowd.add(now, job_id, spec, found.gpus)
         result.starts.append(Start(job_id, spec, found))
     return result
+
+
+def _without_a_look(scene: Scene, spec: JobSpec, room: Room) -> list[Shortage]:
+    """Cores or host memory of which even the host has not enough.
+
+    Once what is kept is settled, there is nothing more to find out about such a job: a queue of
+    20,000 different programs on a full machine must not cost 20,000 looks at every device.  Where
+    it would run makes no difference to this part of its need.
+    """
+    learned = scene.peaks.get(spec.signature, scene.now)
+    return host_amounts_short(need_of(spec, scene.facts, scene.policy, learned), room)
 
 
 def choose(
