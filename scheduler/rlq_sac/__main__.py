@@ -130,11 +130,21 @@ def main() -> None:
 
 @main.command("plan")
 @_options
-def plan_command(**given: Any) -> None:
-    """Print as JSON what `train` with the same options needs."""
+@click.option(
+    "--also", multiple=True, type=(int, click.Path(path_type=Path)), metavar="SEED OUT",
+    help="Another run that is the same but for these: its folder is looked at too.",
+)  # fmt: skip
+def plan_command(also: tuple[tuple[int, Path], ...], **given: Any) -> None:
+    """Print as JSON what `train` with the same options needs; refuse what it would refuse."""
+    from rlq_sac.identity import check_folder
     from rlq_sac.plan import plan
 
-    click.echo(json.dumps(dataclasses.asdict(plan(_settings(**given)))))
+    settings = _settings(**given)
+    needed = plan(settings)
+    check_folder(settings)
+    for seed, out in also:
+        check_folder(dataclasses.replace(settings, seed=seed, out=out))
+    click.echo(json.dumps(dataclasses.asdict(needed)))
 
 
 @main.command("train")

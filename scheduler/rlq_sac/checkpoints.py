@@ -84,6 +84,11 @@ def newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
+def paths(folder: Path) -> list[Path]:
+    """The checkpoints, the newest first, whole or not."""
+    return [path for _, path in sorted(_all(folder), reverse=True)]
+
+
 def _read(path: Path, step: int) -> Checkpoint:
     document = json.loads((path / "state.json").read_text(encoding="utf-8"))
     if document["format"] != FORMAT:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from rlq.errors import UsageError
-from rlq_sac import results
+from rlq_sac import checkpoints, results
 from rlq_sac.settings import Settings
 
 
@@ -20,6 +21,25 @@ def finished(settings: Settings) -> dict[str, Any] | None:
         return None
     check_same_run(settings, result["identity"], f"result {settings.out / 'result.json'}")
     return result if result["steps"] >= settings.steps else None
+
+
+def check_folder(settings: Settings) -> None:
+    """Could a run with these settings go on in its folder?  Reads no checkpoint's contents.
+
+    Raises:
+        UsageError: what lies there is of another run.
+    """
+    if not settings.resume:
+        return
+    finished(settings)
+    for path in checkpoints.paths(settings.out / "checkpoints"):
+        try:
+            state = json.loads((path / "state.json").read_text(encoding="utf-8"))["state"]
+            theirs = dict(state["identity"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # damaged: the training steps over it
+        check_same_run(settings, theirs, f"checkpoint {path}")
+        return
 
 
 def check_same_run(settings: Settings, theirs: dict[str, Any], what: str) -> None:

@@ -220,6 +220,7 @@ def test_submit_sac_makes_one_job_for_each_seed_as_the_plan_says(
     assert "warning: v4 is deprecated" in result.stderr
     assert len(daemon.requests) == 1
     specs = [spec for spec, _ in daemon.submitted]
+    kind = "sac-Humanoid-v5-sbx-n_envs=2-batch_size=512"
     assert [spec.name for spec in specs] == ["sbx-Humanoid-v5-s0", "sbx-Humanoid-v5-s1"]
     for seed, spec in enumerate(specs):
         assert spec.argv[1] == "-P"  # modules of the user's folder do not shadow the workload's
@@ -227,7 +228,7 @@ def test_submit_sac_makes_one_job_for_each_seed_as_the_plan_says(
         assert words[:3] == ("-m", "rlq_sac", "train")
         options = dict(zip(words[3::2], words[4::2], strict=False))
         assert options["--seed"] == str(seed)
-        assert f"--out\0{tmp_path}/runs/sac-Humanoid-v5-sbx-s{seed}" in "\0".join(words)
+        assert f"--out\0{tmp_path}/runs/{kind}-s{seed}" in "\0".join(words)
         assert options["--steps"] == "700000"
         assert options["--eval-freq"] == "10000"
         assert options["--set"] == "batch_size=512"
@@ -238,6 +239,50 @@ def test_submit_sac_makes_one_job_for_each_seed_as_the_plan_says(
     asked = (plan / "asked").read_text().split("\0")
     assert asked[0] == "plan"
     assert asked[1:] == list(specs[0].argv[5:])
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ([], "sac-X-v0-sb3"),
+        (["--n-envs", "1"], "sac-X-v0-sb3"),
+        (["--set", "learning_rate=0.001"], "sac-X-v0-sb3-lr=0.001"),
+        (["--set", "tau=1", "--set", "gamma=0.9"], "sac-X-v0-sb3-gamma=0.9-tau=1"),
+        (["--set", "gamma=0.9", "--set", "tau=1"], "sac-X-v0-sb3-gamma=0.9-tau=1"),
+        (["--name", "mine", "--set", "tau=1"], "sac-X-v0-sb3-mine-tau=1"),
+        (["--env", "a/X-v0"], "sac-a-X-v0-sb3"),
+    ],
+)
+def test_runs_of_other_settings_have_folders_of_their_own(
+    daemon: FakeDaemon, invoke: Invoke, plan: Path, tmp_path: Path, options: list[str], kind: str
+) -> None:
+    out = str(tmp_path / "out")
+    sac = ["submit", "sac", "--env", "X-v0", "--steps", "9", "--out", out, *options]
+    assert invoke(*sac).exit_code == 0
+    argv = daemon.submitted[0][0].argv
+    assert argv[argv.index("--out") + 1] == f"{out}/{kind}-s0"
+
+
+def test_a_folders_name_is_fit_for_a_file_system_and_no_others() -> None:
+    from rlq.cli.commands.submit_sac import folder_name
+
+    arches = [f"policy_kwargs.net_arch=[{width}, 64]" for width in (1, 2)] + [
+        "a={1, 64}",
+        "a=x" * 99,
+    ]
+    names = [folder_name("X-v0", "sb3", "", None, (arch,)) for arch in arches]
+    assert len(set(names)) == len(arches)
+    assert all(len(name) < 120 and not set(name) & set("/ []{}*") for name in names)
+
+
+def test_the_workload_looks_at_the_folders_of_all_seeds_that_are_there(
+    daemon: FakeDaemon, invoke: Invoke, plan: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sac-X-v0-sb3-s2").mkdir()
+    sac = ("submit", "sac", "--env", "X-v0", "--steps", "9", "--out", str(tmp_path))
+    assert invoke(*sac, "--seeds", "0-2").exit_code == 0
+    asked = (plan / "asked").read_text().split("\0")
+    assert asked[-3:] == ["--also", "2", f"{tmp_path}/sac-X-v0-sb3-s2"]
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 1), ("auto", None)])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlq.errors import UsageError
 from rlq_sac import environments
+from rlq_sac.identity import check_folder
 from rlq_sac.plan import BASE_MIB, WORKER_MIB, buffer_rows, plan, row_bytes
 from rlq_sac.settings import Settings
 
@@ -93,3 +98,43 @@ def test_what_will_surprise_is_said() -> None:
     assert plan(settings(env="Humanoid-v5", steps=10**6, save_buffer=False)).warnings == ()
     (idle,) = plan(settings(keywords={"learning_starts": 10_000})).warnings
     assert "nothing is learned" in idle
+
+
+def leave_checkpoint(out: Path, identity: dict[str, Any], step: int = 5) -> None:
+    folder = out / "checkpoints" / f"step-{step:09d}"
+    folder.mkdir(parents=True)
+    state = {"format": 1, "step": step, "files": {}, "state": {"identity": identity}}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def test_a_folder_of_another_run_is_refused_before_anything_is_queued(tmp_path: Path) -> None:
+    ours = settings(out=tmp_path, keywords={"learning_rate": 0.001})
+    check_folder(ours)
+    leave_checkpoint(tmp_path, settings().identity())
+    with pytest.raises(UsageError, match="learning_rate was not set") as refused:
+        check_folder(ours)
+    assert "--out" in str(refused.value.hint)
+    assert "--no-resume" in str(refused.value.hint)
+    check_folder(dataclasses.replace(ours, resume=False))
+    check_folder(settings(out=tmp_path))
+
+
+def test_a_damaged_checkpoint_says_nothing_of_its_run(tmp_path: Path) -> None:
+    leave_checkpoint(tmp_path, settings().identity(), step=5)
+    leave_checkpoint(tmp_path, settings(seed=1).identity(), step=6)
+    (tmp_path / "checkpoints" / "step-000000006" / "state.json").write_text("{")
+    check_folder(settings(out=tmp_path))
+
+
+def test_the_plan_looks_at_the_folders_of_the_other_seeds(tmp_path: Path) -> None:
+    leave_checkpoint(tmp_path / "s1", settings(seed=1, n_envs=2).identity())
+    asked = [
+        *(sys.executable, "-m", "rlq_sac", "plan", "--env", "Pendulum-v1", "--steps", "9"),
+        *("--out", str(tmp_path / "s0")),
+    ]
+    assert subprocess.run(asked, check=False, capture_output=True).returncode == 0
+    refused = subprocess.run(
+        [*asked, "--also", "1", str(tmp_path / "s1")], check=False, capture_output=True, text=True
+    )
+    assert refused.returncode == 2
+    assert "is of another run: n_envs was 2, now 1" in refused.stderr

@@ -6,6 +6,7 @@ plan`): it checks the options, computes the replay buffer, and knows what is ins
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -24,6 +25,11 @@ from rlq.cli.commands.submit import make_spec, parse_array, queue_options, send
 from rlq.errors import InternalError, UsageError
 
 STEPS_MAX = 10**12
+#: In the names of folders.
+SHORT_KEYS = {"learning_rate": "lr"}
+#: What a shell or a file system might take for something else.
+UNFIT = re.compile(r"[^\w.=+,-]+")
+FOLDER_BYTES_MAX = 80
 #: At most two digits of exponent: nobody waits for more.
 STEPS = re.compile(r"(\d{1,13}(?:\.\d{1,13})?(?:[eE]\+?\d{1,2})?)([kKmM]?)", re.ASCII)
 SEED_MAX = 2**31 - 1
@@ -177,8 +183,9 @@ def command(
 ) -> None:
     """Queue SAC trainings: Stable-Baselines3 or SBX, one job for each seed.
 
-    Results go to DIR/sac-ENV-ALGO-sSEED: results.json, checkpoints, a learning curve. Cores and
-    memory are computed from the options; --cores and --mem overrule that.
+    Results go to DIR/sac-ENV-ALGO-sSEED, where --name, --n-envs and --set add what tells runs
+    apart (sac-Humanoid-v5-sb3-lr=0.001-s0): result.json, checkpoints, a learning curve. Cores
+    and memory are computed from the options; --cores and --mem overrule that.
 
     \b
     rlq submit sac --env Humanoid-v5 --steps 700000 --seeds 0-9
@@ -202,15 +209,23 @@ def command(
     training.append("--save-buffer" if save_buffer else "--no-save-buffer")
     training.append("--resume" if resume else "--no-resume")
 
+    kind = folder_name(env_id, algo, options["name"], n_envs, settings)
+
+    def folder_for(seed: int) -> Path:
+        return Path(folder, Path(out).expanduser()) / f"{kind}-s{seed}"
+
     def argv_for(seed: int, verb: str) -> list[str]:
-        run = Path(folder, out).expanduser() / f"sac-{env_id.replace('/', '-')}-{algo}-s{seed}"
-        return workload_argv(verb, training, seed, str(run))
+        return workload_argv(verb, training, seed, str(folder_for(seed)))
 
     # Everything that can be refused here is, before the slow question.
     spec = make_spec(
         tuple(argv_for(seeds[0], "train")), GPUS_OF_DEVICE[device], variables, options
     )
-    plan = ask_plan(argv_for(seeds[0], "plan"), folder)
+    question = argv_for(seeds[0], "plan")
+    for seed in seeds[1:]:
+        if folder_for(seed).exists():
+            question += ["--also", str(seed), str(folder_for(seed))]
+    plan = ask_plan(question, folder)
     for warning in plan.get("warnings", ()):
         warn(str(warning))
     resources = spec.resources
@@ -229,6 +244,26 @@ def command(
         for seed in seeds
     ]
     send(app, jobs, quiet=options["quiet"], wait=options["wait"])
+
+
+def folder_name(
+    env_id: str, algo: str, name: str, n_envs: int | None, settings: tuple[str, ...]
+) -> str:
+    """Runs that differ in what a resumed run must not change do not share a folder.
+
+    'sac-Humanoid-v5-sb3', 'sac-Humanoid-v5-sb3-lr=0.001'.
+    """
+    pairs = dict(setting.split("=", 1) for setting in settings)
+    pairs = {key.strip(): value.strip() for key, value in sorted(pairs.items())}
+    parts = [f"n_envs={n_envs}"] if n_envs is not None and n_envs > 1 else []
+    parts += [f"{SHORT_KEYS.get(key, key)}={value}" for key, value in pairs.items()]
+    told = "-".join([name, *parts] if name else parts)
+    shown = UNFIT.sub("_", told)
+    if len(shown.encode()) > FOLDER_BYTES_MAX or shown != told.replace("/", "_"):
+        # Cut or changed, it might be that of others as well.
+        digest = hashlib.sha256(told.encode()).hexdigest()[:6]
+        shown = shown.encode()[:FOLDER_BYTES_MAX].decode(errors="ignore") + f"-{digest}"
+    return "-".join(["sac", env_id.replace("/", "-"), algo, *([shown] if shown else [])])
 
 
 def workload_argv(verb: str, training: list[str], seed: int, out: str) -> list[str]:
