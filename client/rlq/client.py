@@ -139,6 +139,7 @@ class Client:
         log: str | os.PathLike[str] | None = None,
         log_max: specs.Size | None = None,
         like: str | None = None,
+        check: bool = True,
     ) -> int:
         """Queue one command; its id.  When this returns, the job survives whatever comes.
 
@@ -152,6 +153,7 @@ class Client:
             time_limit, grace: a timedelta, or text such as "2h30m" ("30" is minutes).
             hooks: let its Python programs report by themselves (docs/reporting.md).
             like: charge and pack it like other jobs of this name (None: told by the command).
+            check: refuse a program that is not there, rather than have it fail to start.
             log: `%j` in it becomes the job's id, `%x` its name.
 
         Raises:
@@ -182,6 +184,9 @@ class Client:
             log_max=log_max,
             like=like,
         )
+        if check:
+            variables = {**(os.environ if env is None else env), **spec.env}
+            specs.check_program(spec.argv, spec.cwd, variables.get("PATH", os.defpath))
         return self.submit_many([spec], env=env)[0]
 
     def submit_many(

@@ -6,6 +6,7 @@ Shared by `Client.submit` and `rlq submit`; each refusal names the argument and 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +21,9 @@ PRIORITY_MAX = 1000
 #: No machine we know has more; a larger number is a slip.
 GPUS_MAX = 64
 CORES_MAX = 4096
+#: What rlqd puts in for %j and %x in the path of a log.
+LOG_CODES = frozenset("jx")
+SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 
 Size = str | int  # "2G", or MiB
 Share = str | int  # "30%", or per cent
@@ -89,16 +93,7 @@ def make_spec(
     if log is not None:
         log_path = os.path.join(folder, os.path.expanduser(text("the log's path", log)))
         log_path = os.path.normpath(log_path)
-        if "%" not in log_path and not os.path.isdir(os.path.dirname(log_path)):
-            raise UsageError(
-                f"there is no folder {os.path.dirname(log_path)} for the log",
-                hint=f"mkdir -p {os.path.dirname(log_path)}",
-            )
-        if os.path.isdir(log_path):
-            raise UsageError(
-                f"the log's path {log_path} is a folder",
-                hint=f"name a file, such as {os.path.join(log_path, '%j.log')}",
-            )
+        check_log_path(log_path)
     else:
         log_path = ""
     words = check_argv(argv)
@@ -136,6 +131,85 @@ def check_argv(argv: Sequence[str]) -> tuple[str, ...]:
     if not words or not words[0]:
         raise UsageError("there is no command to run", hint="rlq submit -- python train.py")
     return words
+
+
+def check_log_path(path: str) -> None:
+    """
+    Raises:
+        UsageError: no log could be written there, as far as it is known before there is an id.
+    """
+    for code in re.findall(r"%([A-Za-z])", path):
+        if code not in LOG_CODES:
+            raise UsageError(
+                f"%{code} in the log's path {path} means nothing",
+                hint="%j is the job's id, %x its name",
+            )
+    folder = os.path.dirname(path)
+    while "%" in folder:
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        there = folder
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        if not os.path.isdir(there):
+            raise UsageError(
+                f"there is no folder {folder} for the log: {there} is not a folder",
+                hint=f"name another, such as {os.path.join(os.path.dirname(there), '%j.log')}",
+            )
+        raise UsageError(f"there is no folder {folder} for the log", hint=f"mkdir -p {folder}")
+    if os.path.isdir(path):
+        raise UsageError(
+            f"the log's path {path} is a folder",
+            hint=f"name a file, such as {os.path.join(path, '%j.log')}",
+        )
+
+
+def check_program(argv: Sequence[str], cwd: str, path: str | None) -> None:
+    """Better now than as a failed job in an hour.  `path`: None is this process's.
+
+    Raises:
+        UsageError: there is no such program, or it cannot be executed.
+    """
+    import shutil
+
+    program = argv[0]
+    first, *more = program.split()[:2] or [""]
+    is_quoted = bool(more) and len(argv) == 1 and not Path(cwd, program).exists()
+    if is_quoted and (shutil.which(first, path=path) or Path(cwd, first).is_file()):
+        raise UsageError(
+            f"there is no program {program!r}: it is a whole command in one word",
+            hint=f"do not quote the whole command: rlq submit -- {program}",
+        )
+    if "/" in program:
+        file = Path(cwd, program)
+        if file.is_file() and os.access(file, os.X_OK):
+            return
+        if file.is_dir():
+            raise UsageError(
+                f"{program} is a folder, not a program", hint="rlq submit -- python train.py"
+            )
+        if file.is_file():
+            raise UsageError(f"{program} is not executable", hint=_how_to_run(program))
+        raise UsageError(f"there is no program {program}", hint=f"looked in {cwd}")
+    if shutil.which(program, path=path) is None:
+        if Path(cwd, program).is_file():
+            raise UsageError(
+                f"{program} is a file here, not a program on PATH",
+                hint=f"rlq submit -- ./{program}"
+                if os.access(Path(cwd, program), os.X_OK)
+                else _how_to_run(program),
+            )
+        raise UsageError(
+            f"there is no program {program!r} on PATH",
+            hint="did you forget `--` before the command? rlq submit [options] -- python train.py",
+        )
+
+
+def _how_to_run(program: str) -> str:
+    name = program if "/" in program else f"./{program}"
+    if program.endswith(".py"):
+        return f"rlq submit -- python {program} (or chmod +x it, and submit {name})"
+    return f"chmod +x {name}, then rlq submit -- {name}"
 
 
 def check_like(like: str) -> str:
@@ -191,7 +265,8 @@ def text(what: str, value: str | os.PathLike[str], *, show: bool = True) -> str:
 
 
 def default_name(argv: Sequence[str]) -> str:
-    """'train.py' of 'python -u train.py', 'gym' of 'python -m gym', else the program."""
+    """'train.py' of 'python -u train.py', 'gym' of 'python -m gym', 'run.sh' of 'sh run.sh',
+    else the program."""
     words = [os.path.basename(word) for word in argv]
     name = words[0] if words else ""
     if name.startswith(("python", "pypy")):
@@ -207,6 +282,13 @@ def default_name(argv: Sequence[str]) -> str:
             elif not word.startswith("-"):
                 name = os.path.basename(word)
                 break
+    elif name in SHELLS:
+        for word in argv[1:]:
+            if not word.startswith("-"):
+                name = os.path.basename(word)
+                break
+            if not word.startswith("--") and "c" in word:
+                break  # of a command there is no short name
     printable = "".join(c if c.isprintable() else "?" for c in name)
     return printable[:NAME_CHARS_MAX]
 

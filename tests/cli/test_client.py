@@ -345,6 +345,17 @@ def test_each_thread_with_a_client_of_its_own(daemon: FakeDaemon) -> None:
     assert sorted(ids) == list(range(1, 81))
 
 
+def test_a_program_that_is_not_there_is_refused_unless_told_otherwise(
+    daemon: FakeDaemon, client: Client, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="there is no program 'nope' on PATH"):
+        client.submit(["nope"])
+    with pytest.raises(UsageError, match="there is no program 'true' on PATH"):
+        client.submit(["true"], env={"PATH": str(tmp_path)})
+    assert daemon.requests == []
+    assert client.submit(["nope"], check=False) == 1
+
+
 def test_a_client_can_be_closed_twice_and_used_again(daemon: FakeDaemon) -> None:
     client = Client()
     client.ping()
@@ -367,6 +378,10 @@ def test_an_environment_never_shows_in_a_repr() -> None:
         (["python", "-m", "gym.train"], "gym.train"),
         (["python", "-c", "print()"], "python"),
         (["./run.sh"], "run.sh"),
+        (["sh", "train.sh", "-c"], "train.sh"),
+        (["/bin/bash", "-eu", "a/train.sh"], "train.sh"),
+        (["bash", "-ec", "echo hello"], "bash"),
+        (["sh"], "sh"),
         (["echo\nx"], "echo?x"),
     ],
 )

@@ -145,6 +145,43 @@ def test_a_script_given_without_its_interpreter_gets_the_right_hint(
     (tmp_path / "train.py").write_text("")
     assert "rlq submit -- python train.py" in invoke("submit", "train.py").stderr
     assert "rlq submit -- python ./train.py" in invoke("submit", "./train.py").stderr
+    (tmp_path / "train.py").chmod(0o755)
+    assert "hint: rlq submit -- ./train.py\n" in invoke("submit", "train.py").stderr
+
+
+def test_a_command_quoted_as_one_word_gets_the_right_hint(
+    daemon: FakeDaemon, invoke: Invoke
+) -> None:
+    result = invoke("submit", "sh train.sh --lr 3")
+    assert result.exit_code == 2
+    assert (
+        "hint: do not quote the whole command: rlq submit -- sh train.sh --lr 3\n" in result.stderr
+    )
+    assert daemon.requests == []
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("nodir/%j", "there is no folder {here}/nodir for the log\nhint: mkdir -p {here}/nodir\n"),
+        ("no/%x/%j.log", "there is no folder {here}/no for the log\n"),
+        (
+            "file.txt/x",
+            "{here}/file.txt is not a folder\nhint: name another, such as {here}/%j.log\n",
+        ),
+        ("file.txt/a/%j", "{here}/file.txt is not a folder\n"),
+        ("%q.log", "%q in the log's path {here}/%q.log means nothing\nhint: %j is the job's id"),
+    ],
+)
+def test_a_log_that_could_not_be_written_is_refused(
+    daemon: FakeDaemon, invoke: Invoke, tmp_path: Path, log: str, said: str
+) -> None:
+    (tmp_path / "file.txt").touch()
+    result = invoke("submit", "--log", str(tmp_path / log), "--", "true")
+    assert result.exit_code == 2
+    assert said.format(here=tmp_path) in result.stderr
+    assert daemon.requests == []
+    assert invoke("submit", "--log", str(tmp_path / "%x-%j-100%.log"), "true").exit_code == 0
 
 
 def test_a_variable_that_cannot_be_sent_is_left_out_with_a_warning(

@@ -66,7 +66,8 @@ def test_auto_means_a_gpu_where_there_is_one() -> None:
     ("asked", "word"),
     [
         (spec(cores=9), "9 cores, this machine has 8"),
-        (spec(mem=64_001), "64001 MiB of host memory"),
+        (spec(mem=64_001), "64001 MiB of host memory"),  # in GiB it would look like all there is
+        (spec(mem=128 * 1024), "128 GiB of host memory, this machine has 62.5 GiB"),
         (spec(gpus=2, gpu_mem=1), "2 GPUs, this machine has 1"),
         (spec(gpus=1, gpu_mem=24_001), "24001 MiB"),
     ],

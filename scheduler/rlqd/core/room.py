@@ -227,9 +227,10 @@ def is_impossible(need: Need, facts: MachineFacts, policy: Policy) -> str | None
         kept = f" ({policy.cores_reserve} kept free)" if policy.cores_reserve else ""
         return f"it asks for {need.charge.cores} cores, this machine has {len(facts.cores)}{kept}"
     if need.charge.mem_mib > facts.mem_mib_total - policy.mem_mib_reserve:
+        asked, total = _sizes(need.charge.mem_mib, facts.mem_mib_total)
         return (
-            f"it asks for {need.charge.mem_mib} MiB of host memory, this machine has"
-            f" {facts.mem_mib_total} MiB ({policy.mem_mib_reserve} MiB kept free)"
+            f"it asks for {asked} of host memory, this machine has {total}"
+            f" ({_size(policy.mem_mib_reserve)} kept free)"
         )
     if need.gpus == 0:
         return None
@@ -245,11 +246,23 @@ def is_impossible(need: Need, facts: MachineFacts, policy: Policy) -> str | None
     if len(totals) == len(facts.gpus):
         most = totals[need.gpus - 1]
         if need.charge.gpu_mem_mib > most - policy.gpu_mem_mib_reserve:
+            asked, total = _sizes(need.charge.gpu_mem_mib, most)
             return (
-                f"it asks for {need.charge.gpu_mem_mib} MiB on {_count(need.gpus, 'GPU')}, the"
-                f" largest here has {most} MiB ({policy.gpu_mem_mib_reserve} MiB kept free)"
+                f"it asks for {asked} on {_count(need.gpus, 'GPU')}, the largest here has {total}"
+                f" ({_size(policy.gpu_mem_mib_reserve)} kept free)"
             )
     return None
+
+
+def _size(mib: int) -> str:
+    """'512 MiB', '1.5 GiB'."""
+    return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"
+
+
+def _sizes(asked_mib: int, total_mib: int) -> tuple[str, str]:
+    """Both as people read them, and never the same for two that differ."""
+    asked, total = _size(asked_mib), _size(total_mib)
+    return (asked, total) if asked != total else (f"{asked_mib} MiB", f"{total_mib} MiB")
 
 
 def _count(n: int, noun: str) -> str:

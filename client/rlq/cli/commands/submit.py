@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -204,7 +202,7 @@ def command(
 
     variables += progress_variables(progress_from, progress_total, options["no_hooks"])
     spec = make_spec(argv, gpus, variables, options)
-    check_program(spec.argv[0], spec.cwd, spec.env.get("PATH"))
+    specs.check_program(spec.argv, spec.cwd, spec.env.get("PATH"))
     if array is None:
         jobs = [spec]
     else:
@@ -280,41 +278,6 @@ def progress_variables(
     if total is not None:
         chosen.append(("RLQ_PROGRESS_TOTAL", str(total)))
     return tuple(chosen)
-
-
-def check_program(program: str, cwd: str, path: str | None) -> None:
-    """Better now than as a failed job in an hour.
-
-    Raises:
-        UsageError: there is no such program, or it cannot be executed.
-    """
-    if "/" in program:
-        file = Path(cwd, program)
-        if file.is_file() and os.access(file, os.X_OK):
-            return
-        if file.is_dir():
-            raise UsageError(
-                f"{program} is a folder, not a program", hint="rlq submit -- python train.py"
-            )
-        if file.is_file():
-            raise UsageError(f"{program} is not executable", hint=_how_to_run(program))
-        raise UsageError(f"there is no program {program}", hint=f"looked in {cwd}")
-    if shutil.which(program, path=path) is None:
-        if Path(cwd, program).is_file():
-            raise UsageError(
-                f"{program} is a file here, not a program on PATH", hint=_how_to_run(program)
-            )
-        raise UsageError(
-            f"there is no program {program!r} on PATH",
-            hint="did you forget `--` before the command? rlq submit [options] -- python train.py",
-        )
-
-
-def _how_to_run(program: str) -> str:
-    if program.endswith(".py"):
-        return f"rlq submit -- python {program}"
-    name = program if "/" in program else f"./{program}"
-    return f"chmod +x {name}, then rlq submit -- {name}"
 
 
 def send(app: App, jobs: list[Any], *, quiet: bool, wait: bool) -> None:
