@@ -450,6 +450,9 @@ class Store:
         """All rows of `put_learned`, by key."""
         return self._all("SELECT key, body, at FROM learned ORDER BY key")
 
+    def learned_keys(self) -> set[str]:
+        return {key for (key,) in self._all("SELECT key FROM learned")}
+
     def environment(self, id: int) -> dict[str, str]:
         """All variables of a job: the shared ones, then its own on top.  Unknown job: none."""
         found = self._run(

@@ -37,6 +37,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 
+from rlqd.core.learned import SIGNATURES_MAX
 from rlqd.core.model import GuardPolicy, Instant, JobId
 
 #: STP of one job alone, by definition.
@@ -56,6 +57,9 @@ SHARED = ", shared"
 #: For so long the readings have to say so, or the opposite.  A process of ours that has just
 #: started or ended is an outsider in a reading or two.
 SHARED_AFTER_MS = 5_000
+
+#: How many mixes for each program that is remembered.
+MIXES_PER_SIGNATURE = 5
 
 Signature = str
 DeviceKind = str
@@ -208,6 +212,11 @@ class Guard:
     ) -> None:
         """A reading of one device.  Learns once the same jobs have run together long enough."""
         self._index = None
+        # Forgotten, a mute program is waited for once more, and a vocal one told again.
+        if len(self._mute) > SIGNATURES_MAX:
+            self._mute.clear()
+        if len(self._vocal) > SIGNATURES_MAX:
+            self._vocal.clear()
         for o in occupants:
             if o.reports:
                 self._mute.discard(o.signature)
@@ -526,6 +535,36 @@ class Guard:
         ]
         fresh = [r for r in rows if now - r.estimate.at <= self.policy.forget_ms]
         return sorted(fresh, key=lambda row: (row.kind, row.signatures, row.jobs))
+
+    def prune(self, now: Instant, most: int = SIGNATURES_MAX) -> None:
+        """Drop what is too old to count, and all but the `most` programs observed last."""
+        last: dict[Signature, Instant] = {}
+        for key, found in self.solo.items():
+            last[key[1]] = max(last.get(key[1], found.at), found.at)
+        for mix, found in self.stp.items():
+            for one in mix.signatures:
+                last[one] = max(last.get(one, found.at), found.at)
+        fresh = [one for one, at in last.items() if now - at <= self.policy.forget_ms]
+        kept = set(sorted(fresh, key=lambda one: (-last[one], one))[:most])
+
+        def counts(signatures: Iterable[Signature], found: Estimate) -> bool:
+            return now - found.at <= self.policy.forget_ms and kept.issuperset(signatures)
+
+        self.solo = {key: e for key, e in self.solo.items() if counts((key[1],), e)}
+        self.stp = {mix: e for mix, e in self.stp.items() if counts(mix.signatures, e)}
+        if len(self.stp) > MIXES_PER_SIGNATURE * most:
+            newest = sorted(self.stp.items(), key=lambda item: (-item[1].at, item[0]))
+            self.stp = dict(newest[: MIXES_PER_SIGNATURE * most])
+        # A guess goes with the mixes that were divided by it, never before them.
+        self._guessed = {key: rate for key, rate in self._guessed.items() if key[1] in kept}
+        self._index = None
+
+    def row_keys(self) -> list[tuple[DeviceKind, tuple[Signature, ...], int]]:
+        """(kind, signatures, jobs) of every row there may be in the database."""
+        return [
+            *((kind, (one,), 0) for kind, one in self.solo),
+            *((mix.kind, mix.signatures, mix.jobs) for mix in self.stp),
+        ]
 
     def forget(self, signature: Signature) -> None:
         """The program, and every mix it was in."""

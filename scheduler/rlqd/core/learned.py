@@ -13,6 +13,8 @@ from rlqd.core.model import Instant
 
 #: A smaller peak pulls the learned one down by this share of the difference.
 SINK_PCT = 20
+#: Programs that are remembered.  Who submits a new name each time must not fill the memory.
+SIGNATURES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,13 @@ class Peaks:
     def forget(self, signature: str) -> None:
         self.known.pop(signature, None)
         self._changed.discard(signature)
+
+    def prune(self, now: Instant, most: int = SIGNATURES_MAX) -> None:
+        """Drop what is too old to count, and all but the `most` programs that ended last."""
+        fresh = [peak for peak in self.known.values() if now - peak.at <= self.forget_ms]
+        newest = sorted(fresh, key=lambda peak: (-peak.at, peak.signature))[:most]
+        self.known = {peak.signature: peak for peak in newest}
+        self._changed &= self.known.keys()
 
     def take_changes(self) -> list[LearnedPeak]:
         """What changed since the last call, for the database."""

@@ -83,6 +83,8 @@ from rlqd.core.room import Holding, Room, is_impossible, measure
 
 #: SIGKILL is sent again this often until the process is reported gone.
 KILL_AGAIN_MS = 5_000
+#: Specs of jobs that are gone are swept out once they are more than the others and this.
+SPECS_SPARE = 1_000
 
 
 def placement_of(state: State) -> Placement | None:
@@ -727,6 +729,8 @@ class Scheduler:
         self._delayed.discard(job.id)
         if isinstance(job.state, Pending) and self._queue.contains(job.spec, job.id):
             self._queue.remove(job.spec, job.id)
+        if len(self._specs) > 2 * len(self.jobs) + SPECS_SPARE:
+            self._specs = {job.spec: job.spec for job in self.jobs.values()}
 
 
 def _on_this_clock(now: Instant, job: Job, policy: Policy) -> State:

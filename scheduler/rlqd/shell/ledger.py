@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from typing import assert_never
 
 import msgspec
 
+from rlq.errors import UnavailableError
 from rlqd.adapters.sqlite import Row, Store
 from rlqd.core import model
 from rlqd.core.guard import Learned
@@ -22,10 +24,16 @@ from rlqd.shell.views import Live, Views
 log = logging.getLogger(__name__)
 
 
+#: Pruning looks at all that was learned: done at the start, and after so many new rows.
+PRUNE_EVERY = 1_000
+
+
 @dataclass(slots=True, kw_only=True)
 class Ledger:
     store: Store
     views: Views
+    #: Learned rows written since they were pruned.
+    _learned: int = 0
 
     def commit(
         self,
@@ -72,7 +80,12 @@ class Ledger:
                 self.views.live[job_id] = Live(uid=uid, user=change.user, log_path=log_path)
             if new:
                 self.store.insert_jobs(new)
-            self.store.put_learned(rows.dump_learned(row, at) for row in learned)
+            news = [rows.dump_learned(row, at) for row in learned]
+            self.store.put_learned(news)
+            self._learned += len(news)
+            if self._learned >= PRUNE_EVERY:
+                self._learned = 0
+                self.store.drop_learned(self._stale_keys(self.views.core, self.views.core.now))
             for job in latest.values():
                 if job.id not in incoming or not isinstance(job.state, model.Pending):
                     self._update(job, at)
@@ -91,10 +104,20 @@ class Ledger:
                 unreadable.append(key)
         if unreadable:
             log.warning("%d learned figures cannot be read and are dropped", len(unreadable))
-            with self.store.transaction():
-                self.store.drop_learned(unreadable)
         core.guard.load([row for row in found if isinstance(row, Learned)], now)
         core.peaks.load([row for row in found if isinstance(row, LearnedPeak)])
+        if stale := self._stale_keys(core, now):
+            # The disk may be full: they do no harm until the next time.
+            with contextlib.suppress(UnavailableError), self.store.transaction():
+                self.store.drop_learned(stale)
+
+    def _stale_keys(self, core: Scheduler, now: model.Instant) -> set[str]:
+        """What no longer counts goes from the core; and these rows of it may go."""
+        core.guard.prune(now)
+        core.peaks.prune(now)
+        kept = {rows.throughput_key(*key) for key in core.guard.row_keys()}
+        kept |= {rows.peak_key(signature) for signature in core.peaks.known}
+        return self.store.learned_keys() - kept
 
     def forget(self, signature: str) -> int:
         """Drop what was learned of a program, and of the mixes it was in; how many figures.

@@ -88,7 +88,12 @@ def dump_detail(
 
 
 def load_detail(text: bytes) -> Detail:
-    return _decoder.decode(text)
+    """What cannot be read is empty: one damaged row must not hide all others.  `load_state` then
+    raises KeyError."""
+    try:
+        return _decoder.decode(text)
+    except msgspec.MsgspecError:
+        return Detail(state={})
 
 
 def load_state(detail: Detail) -> model.State:
@@ -102,12 +107,20 @@ def dump_learned(row: Learned | LearnedPeak, at: float) -> tuple[str, bytes, flo
     """(key, body, Unix time) for the database."""
     match row:
         case Learned(kind=kind, signatures=signatures, jobs=jobs):
-            key = "\0".join(["throughput", kind, str(jobs), *signatures])
+            key = throughput_key(kind, signatures, jobs)
         case LearnedPeak(signature=signature):
-            key = "\0".join(["peak", signature])
+            key = peak_key(signature)
         case _:
             assert_never(row)
     return key, _encoder.encode(row), at
+
+
+def throughput_key(kind: str, signatures: tuple[str, ...], jobs: int) -> str:
+    return "\0".join(["throughput", kind, str(jobs), *signatures])
+
+
+def peak_key(signature: str) -> str:
+    return "\0".join(["peak", signature])
 
 
 def is_about(key: str, signature: str) -> bool:
