@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -113,7 +114,6 @@ OTHERS = [
     ["calibrate", "x"],
     ["status", "x"],
     ["doctor", "x"],
-    ["daemon"],
     ["daemon", "restart"],
     ["daemon", "start", "x"],
     ["completion", "csh"],
@@ -137,7 +137,10 @@ def assert_refused(
     named = [word.lstrip("-").replace("_", "-") for word in about or [] if word.lstrip("-")]
     said = result.stderr.lower().replace("_", "-").replace(" ", "-")
     assert not named or any(word.lower().replace(" ", "-") in said for word in named)
-    assert result.stdout == ""
+    if "--json" in args:
+        assert "error" in json.loads(result.stdout)
+    else:
+        assert result.stdout == ""
     assert daemon.requests == []
 
 

@@ -285,9 +285,29 @@ def test_the_shell_completes_ids_and_states_without_starting_anything(
     assert complete("rlq show 1") == ["13", "12"]
     assert complete("rlq list --state run") == ["RUNNING"]
     assert "submit" in complete("rlq sub")
+    assert complete("rlq list --state hel") == ["HELD"]
     nobody = complete("rlq show 1", RLQ_SOCKET="", RLQ_STATE_DIR=str(short_tmp / "none"))
     assert [word for word in nobody if word] == []
     assert not (short_tmp / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("rlq submit -- python sle", "file"),
+        ("rlq submit --cores 2 pyt", "file"),
+        ("rlq submit --log sle", "file"),
+        ("rlq submit --cwd sle", "dir"),
+        ("rlq submit --progress-from sle", "file"),
+        ("rlq submit sac --out sle", "dir"),
+        ("rlq --socket sle", "file"),
+        ("rlq list --socket sle", "file"),
+    ],
+)
+def test_the_shell_completes_files_where_paths_go(words: str, kind: str) -> None:
+    last = str(len(words.split(" ")) - 1)
+    done = run(_RLQ_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=last)
+    assert (done.stderr, done.stdout.splitlines()) == ("", [f"{kind},{words.split(' ')[-1]}"])
 
 
 # ---- starting a daemon -------------------------------------------------------------

@@ -605,6 +605,46 @@ def test_all_needs_yes_where_nobody_can_be_asked(daemon: FakeDaemon, invoke: Inv
     assert daemon.asked(m.Hold) == [m.Hold(selection=m.Selection(all=True))]
 
 
+@pytest.mark.parametrize(
+    ("args", "kind", "code", "message"),
+    [
+        (["show", "99", "--json"], "not-found", 4, "there is no job 99"),
+        (["list", "--json", "--state", "x"], "usage", 2, "'x' is not a state (in --state)"),
+        (["list", "--json", "--bad"], "usage", 2, "there is no option --bad"),
+        (["cancel", "--json", "--name", "no-such-*"], "not-found", 4, "no job matches"),
+        (["submit", "--json", "--", "nope"], "usage", 2, "there is no program 'nope' on PATH"),
+    ],
+)
+def test_json_has_errors_too(
+    invoke: Invoke, args: list[str], kind: str, code: int, message: str
+) -> None:
+    result = invoke(*args)
+    assert result.exit_code == code
+    error = json.loads(result.stdout)["error"]
+    assert (error["kind"], error["message"]) == (kind, message)
+    assert f"hint: {error['hint']}" in result.stderr
+    assert f"error: {message}" in result.stderr
+
+
+def test_an_option_of_the_command_itself_changes_no_error(invoke: Invoke) -> None:
+    result = invoke("submit", "--bad", "--", "python", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_without_a_word_the_help_is_shown_and_nothing_is_called_an_error(invoke: Invoke) -> None:
+    for words in ([], ["daemon"]):
+        result = invoke(*words)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("Usage: rlq")
+        assert "error:" not in result.stderr
+
+
+def test_what_stops_jobs_is_never_a_guess(invoke: Invoke) -> None:
+    for word in ("top", "kil", "stp"):
+        assert "stop" not in invoke(word).stderr
+        assert "rlq kill" not in invoke(word).stderr
+
+
 # ---- wait --------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import click
 
 from rlq import __version__
-from rlq.cli.app import App, fail, hint_for, message_of, quiet_exit
+from rlq.cli.app import App, fail, fail_json, hint_for, lazy_complete_files, message_of, quiet_exit
 from rlq.errors import RlqError, UsageError
 
 #: Verb -> what `rlq --help` says of it: showing that must not import every verb.
@@ -76,7 +76,8 @@ class LazyGroup(click.Group):
         if self.get_command(ctx, word) is None:
             from difflib import get_close_matches
 
-            near = get_close_matches(word, [*VERBS, *ALIASES], n=1)
+            harmless = [alias for alias, verb in ALIASES.items() if verb != "cancel"]
+            near = get_close_matches(word, [*VERBS, *harmless], n=1)
             error = click.UsageError(f"there is no command {word!r}", ctx)
             error.hint = (  # type: ignore[attr-defined]  # read by hint_for
                 f"did you mean `rlq {near[0]}`?" if near else "`rlq --help` lists the commands"
@@ -101,16 +102,25 @@ class LazyGroup(click.Group):
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A name that the locale cannot show is shown by its code: no reason to fail.
             sys.stdout.reconfigure(errors="backslashreplace")
+        words = list(sys.argv[1:] if args is None else args)
         code = 0
+        ctx: click.Context | None = None
         try:
-            with self.make_context(prog_name, list(sys.argv[1:] if args is None else args)) as ctx:
+            with self.make_context(prog_name, list(words)) as ctx:
                 self.invoke(ctx)
             sys.stdout.flush()
         except click.exceptions.Exit as exit_:
             code = exit_.exit_code
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            code = 2
         except click.ClickException as error:
+            if "--json" in words[: words.index("--") if "--" in words else None]:
+                fail_json(UsageError.kind, message_of(error), hint_for(error))
             code = fail(message_of(error), hint_for(error), 2)
         except RlqError as error:
+            if ctx is not None and isinstance(ctx.obj, App) and ctx.obj.json:
+                fail_json(error.kind, error.message, error.hint)
             code = fail(error.message, error.hint, error.exit_code)
         except (KeyboardInterrupt, click.Abort, EOFError):
             click.echo(err=True)
@@ -138,7 +148,12 @@ class LazyGroup(click.Group):
     " 124 timed out; 130 Ctrl-C.",
 )
 @click.version_option(__version__, prog_name="rlq", message="%(prog)s %(version)s")
-@click.option("--socket", metavar="PATH", help="The daemon's socket (RLQ_SOCKET).")
+@click.option(
+    "--socket",
+    metavar="PATH",
+    shell_complete=lazy_complete_files,
+    help="The daemon's socket (RLQ_SOCKET).",
+)
 @click.option("--no-autostart", is_flag=True, help="Do not start a daemon (RLQ_NO_AUTOSTART=1).")
 @click.pass_context
 def rlq(ctx: click.Context, socket: str | None, no_autostart: bool) -> None:

@@ -13,6 +13,8 @@ import click
 from rlq.errors import UsageError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from rlq.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,11 +58,24 @@ def verb(
             hidden=True,
         )(wrapped)
         wrapped = click.option(
-            "--socket", metavar="PATH", expose_value=False, callback=_set_socket, hidden=True
+            "--socket",
+            metavar="PATH",
+            expose_value=False,
+            callback=_set_socket,
+            hidden=True,
+            shell_complete=lazy_complete_files,
         )(wrapped)
         return click.command(name, cls=cls or click.Command, **attrs)(wrapped)
 
     return decorate
+
+
+def lazy_complete_files(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from rlq.cli.complete import complete_files
+
+    return complete_files(ctx, param, incomplete)
 
 
 def _app(ctx: click.Context) -> App:
@@ -143,6 +158,13 @@ def note(text: str) -> None:
 
 def warn(text: str) -> None:
     note(f"{_styled('warning:', 'yellow')} {text}")
+
+
+def fail_json(kind: str, message: str, hint: str | None) -> None:
+    """The same as `fail` tells people, as the document that --json promises."""
+    from rlq.cli.output import print_json
+
+    print_json({"error": {"kind": kind, "message": message, "hint": hint}})
 
 
 def fail(message: str, hint: str | None, code: int) -> int:

@@ -11,6 +11,7 @@ import msgspec
 
 from rlq import specs
 from rlq.cli.app import App, Parsed, note, verb, warn, whole
+from rlq.cli.complete import complete_files, complete_folders
 from rlq.cli.output import clean, print_json, stdout_is_terminal
 from rlq.errors import UsageError
 from rlq.protocol import codec, units
@@ -114,8 +115,18 @@ QUEUE_OPTIONS = (
     click.option(
         "--like", metavar="NAME", help="Charge and pack it like other jobs given this name."
     ),
-    click.option("--cwd", metavar="DIR", help="Where it runs; default: here."),
-    click.option("--log", metavar="PATH", help="Its output; %j is the job's id, %x its name."),
+    click.option(
+        "--cwd",
+        metavar="DIR",
+        shell_complete=complete_folders,
+        help="Where it runs; default: here.",
+    ),
+    click.option(
+        "--log",
+        metavar="PATH",
+        shell_complete=complete_files,
+        help="Its output; %j is the job's id, %x its name.",
+    ),
     click.option("--log-max", metavar="SIZE", type=SIZE, help="Rotate its log at this size."),
     click.option(
         "--grace", metavar="TIME", type=DURATION, help="From SIGTERM to SIGKILL; default 30s."
@@ -169,6 +180,7 @@ def queue_options(env_option: str) -> Callable[[Any], Any]:
 @click.option(
     "--progress-from",
     metavar="PATH",
+    shell_complete=complete_files,
     help="A progress.csv or TensorBoard file it writes, or their folder.",
 )
 @click.option(
@@ -178,7 +190,13 @@ def queue_options(env_option: str) -> Callable[[Any], Any]:
     help="The steps of the whole run, which such a file does not tell.",
 )
 @click.option("--no-hooks", is_flag=True, help="Add nothing to its Python: it reports no steps.")
-@click.argument("argv", metavar="[--] CMD [ARG]...", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "argv",
+    metavar="[--] CMD [ARG]...",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=complete_files,
+)
 def command(
     app: App,
     argv: tuple[str, ...],

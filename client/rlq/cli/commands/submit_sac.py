@@ -22,6 +22,7 @@ import msgspec
 from rlq import specs
 from rlq.cli.app import App, Parsed, verb, warn, whole
 from rlq.cli.commands.submit import make_spec, parse_array, queue_options, send
+from rlq.cli.complete import complete_folders
 from rlq.errors import InternalError, UsageError
 
 STEPS_MAX = 10**12
@@ -158,7 +159,14 @@ def choice(*words: str) -> Any:
     show_default=True,
     help="Keep the replay buffer in checkpoints.",
 )
-@click.option("--out", metavar="DIR", default="runs", show_default=True, help="Where results go.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    default="runs",
+    show_default=True,
+    shell_complete=complete_folders,
+    help="Where results go.",
+)
 @click.option(
     "--resume/--no-resume", default=True, show_default=True, help="From the newest checkpoint."
 )
