@@ -226,6 +226,11 @@ class Client:
             raise NotFoundError(f"there is no job {job}", hint="`rlq list` shows the jobs")
         return found.jobs[0]
 
+    def logs_path(self, job: int) -> Path:
+        """The file its output goes to, on this machine and readable to its user; there is none
+        before it has started."""
+        return Path(self.get(job).log_path)
+
     def list(
         self,
         selection: m.Selection | None = None,

@@ -356,6 +356,15 @@ def test_a_program_that_is_not_there_is_refused_unless_told_otherwise(
     assert client.submit(["nope"], check=False) == 1
 
 
+def test_where_a_job_prints_to_is_known(
+    daemon: FakeDaemon, client: Client, tmp_path: Path
+) -> None:
+    job = client.submit(["true"], log=tmp_path / "a.log")
+    assert client.logs_path(job) == tmp_path / "a.log"
+    with pytest.raises(NotFoundError):
+        client.logs_path(99)
+
+
 def test_a_client_can_be_closed_twice_and_used_again(daemon: FakeDaemon) -> None:
     client = Client()
     client.ping()
