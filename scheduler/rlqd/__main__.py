@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -103,17 +104,21 @@ def _serve(
     # Root serves everybody: the daemon that systemd starts.
     is_shared = os.geteuid() == 0 and "RUNTIME_DIRECTORY" in os.environ
     paths.make(shared=is_shared)
+    # Each client and each job takes descriptors, and libzmq aborts where there are none left.
+    nofile_before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (nofile_before[1], nofile_before[1]))
     with contextlib.ExitStack() as parts:
         # First of all: it rates the CPUs since it was made, and the first reading comes soon.
         host_monitor = host.HostMonitor()
         parts.callback(host_monitor.close)
         parts.enter_context(lockfile.acquire(paths.lock))
         store = parts.enter_context(Store(paths.database))
-        mode = 0o666 if is_shared and check_peer_address() else 0o600
+        knows_peers = check_peer_address()
         server = parts.enter_context(
             Server(
                 paths.socket,
-                mode=mode,
+                mode=0o666 if is_shared and knows_peers else 0o600,
+                takes_unvouched=not knows_peers,
                 message_bytes_max=config.daemon.message_mib_max * 2**20,
             )
         )
@@ -160,7 +165,8 @@ def _serve(
             owner_of=host_monitor.process_owner,
             notifier=notifier,
             signals=signals,
-            reload=lambda: configuration.load(config_path),
+            reload=lambda: configuration.load(config_path or daemon_config()),
+            rlimits={"RLIMIT_NOFILE": nofile_before},
             mps=mps,
         )
         pump.start()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from tests.core.machines import EXACT, FACTS, A, spec, used
+from dataclasses import replace
+
+from tests.core.machines import EXACT, FACTS, A, gpu, spec, used
 
 from rlqd.core.charge import Footprint, charge_now, need_of
-from rlqd.core.model import Charge, Instant, JobFacts, Policy
+from rlqd.core.learned import LearnedPeak
+from rlqd.core.model import Charge, Instant, JobFacts, JobSpec, Policy
+from rlqd.core.room import is_impossible
 
 UNDECLARED = spec(gpus=1, cores=None, mem=None, gpu_mem=None, sm=None)
 DEFAULT = need_of(UNDECLARED, FACTS, Policy()).charge
@@ -65,3 +69,36 @@ def test_what_cannot_be_read_is_charged_as_admitted() -> None:
     settled = charge(*[reading(1_000, None)] * 6)
     assert settled.mem_mib == 1_100
     assert settled.gpu_mem_mib == 4_096
+
+
+def test_what_was_learned_is_never_more_than_the_machine_has() -> None:
+    # A program that filled the GPU once was refused as impossible ever after.
+    huge = LearnedPeak(signature="x", mem_mib=10**9, gpu_mem_mib=10**9, sm_pct=100, at=Instant(0))
+    facts = replace(FACTS, gpus=(gpu(A),))
+    undeclared = JobSpec(user=1, gpus=1, signature="x")
+    assert is_impossible(need_of(undeclared, facts, EXACT, huge), facts, EXACT) is None
+    declared = replace(undeclared, gpu_mem_mib=10**9)
+    assert is_impossible(need_of(declared, facts, EXACT, huge), facts, EXACT) is not None
+
+
+def test_a_job_that_only_imports_so_far_has_not_settled() -> None:
+    # Flat for ten seconds, it was charged next to nothing, and others were put on its memory.
+    importing = Footprint()
+    for at in range(0, 60_000, 1_000):
+        importing.add(Instant(at), used(300, gpus=(A,), gpu_mem=0), EXACT, is_on_gpu=True)
+    assert not importing.settled
+    for at in range(60_000, 90_000, 1_000):
+        importing.add(Instant(at), used(300, gpus=(A,), gpu_mem=900), EXACT, is_on_gpu=True)
+    assert importing.settled
+
+
+def test_a_job_that_reports_settles_once_it_trains() -> None:
+    filling = replace(used(300), reports=True)
+    training = replace(filling, steps_milli_per_s=40_000)
+    footprint = Footprint()
+    for at in range(0, 60_000, 1_000):
+        footprint.add(Instant(at), filling, EXACT)
+    assert not footprint.settled
+    for at in range(60_000, 90_000, 1_000):
+        footprint.add(Instant(at), training, EXACT)
+    assert footprint.settled

@@ -55,7 +55,7 @@ TABLE = [
     # state, verb, accepted, effects, the state then
     (held, "cancel", True, [], "Finished"),
     (waiting, "cancel", True, [], "Finished"),
-    (starting, "cancel", True, [], "Completing"),
+    (starting, "cancel", True, ["Terminate"], "Completing"),
     (running, "cancel", True, ["Terminate"], "Completing"),
     (suspended, "cancel", True, ["Terminate"], "Completing"),
     (cancelling, "cancel", True, [], "Completing"),
@@ -78,7 +78,7 @@ TABLE = [
     (suspended, "resume", True, ["Freeze"], "Running"),
     (cancelling, "resume", False, [], "Completing"),
     (waiting, "requeue", True, [], "Pending"),
-    (starting, "requeue", True, [], "Completing"),
+    (starting, "requeue", True, ["Terminate"], "Completing"),
     (running, "requeue", True, ["Terminate"], "Completing"),
     (suspended, "requeue", True, ["Terminate"], "Completing"),
     (cancelling, "requeue", False, [], "Completing"),

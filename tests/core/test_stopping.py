@@ -71,9 +71,20 @@ def test_cancel_at_once_of_a_job_that_is_just_starting_gives_no_grace_either() -
     desk = Desk()
     (job,) = desk.submit(spec(grace=60_000))
     desk.cancel(job, at_once=True)
-    assert desk.effects() == []  # nobody to signal yet
+    assert desk.effects() == ["Terminate", "Kill"]
     desk.start(job, after=1_000)
     assert desk.effects() == ["Terminate", "Kill"]
+
+
+def test_a_start_that_hangs_can_be_cancelled() -> None:
+    # It waited for a pid that never came, and held its cores for ever.
+    desk = Desk()
+    (job,) = desk.submit(spec(grace=2_000))
+    desk.cancel(job)
+    assert desk.effects() == ["Terminate"]
+    assert desk.core.next_wakeup() is not None
+    desk.sample(after=2_001)
+    assert desk.effects() == ["Kill"]
 
 
 def test_a_start_that_comes_too_late_is_stopped_and_tried_again_a_few_times() -> None:

@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -309,3 +311,44 @@ def test_a_drain_outlives_a_restart(tmp_path: Path) -> None:
         d.rlq("drain", "--off")
         d.until_state(client, waits, JobState.COMPLETED)
         assert not client.status().draining
+
+
+def test_a_default_time_limit_that_goes_away_does_not_keep_the_daemon_from_starting(
+    tmp_path: Path,
+) -> None:
+    # A running job's deadline came from a default that the next daemon did not have.
+    with Rlqd(tmp_path, config=configured(defaults={"time_limit": "1h"})) as d:
+        client = d.client()
+        job = client.submit(["sleep", "600"])
+        d.until_state(client, job, JobState.RUNNING)
+        d.kill9()
+        d.config_path.write_text(QUIET_CONFIG)
+        d.start()
+        assert client.get(job).state is JobState.RUNNING
+
+
+def test_a_job_whose_records_were_removed_ends_as_lost_and_harms_nobody(tmp_path: Path) -> None:
+    with Rlqd(tmp_path) as d:
+        client = d.client()
+        flag = tmp_path / "go"
+        job = client.submit(["sh", "-c", f"while ! [ -e {flag} ]; do sleep 0.05; done"])
+        d.until_state(client, job, JobState.RUNNING)
+        shutil.rmtree(d.state_dir / "run" / f"{job}.1")
+        flag.touch()
+        d.until_state(client, job, JobState.NODE_FAIL)
+        after = client.submit(["true"])
+        d.until_state(client, after, JobState.COMPLETED)
+
+
+def test_one_damaged_row_does_not_keep_the_daemon_from_starting(tmp_path: Path) -> None:
+    with Rlqd(tmp_path) as d:
+        client = d.client()
+        bad, good = (client.submit(["true"], held=True) for _ in range(2))
+        d.kill9()
+        with contextlib.closing(sqlite3.connect(d.state_dir / "rlq.db")) as db:
+            db.execute("UPDATE job SET detail = '{}' WHERE id = ?", (bad,))
+            db.commit()
+        d.start()
+        assert f"job {bad} cannot be read" in d.log()
+        client.release(good)
+        d.until_state(client, good, JobState.COMPLETED)

@@ -201,6 +201,26 @@ def test_this_libzmq_tells_who_speaks() -> None:
     assert check_peer_address()
 
 
+@pytest.mark.parametrize(
+    "spoken",
+    [
+        # ZMTP 1.0: greeting, then length and flags before each frame; 2.0: a signature, then
+        # flags and length.  Neither has a place for metadata, so libzmq names no peer.
+        b"\x01\x00" + b"\x03\x01hi" + b"\x04\x00you",
+        b"\xff" + bytes(8) + b"\x7f\x01\x05\x00\x00" + b"\x01\x02hi" + b"\x00\x03you",
+    ],
+    ids=["ZMTP 1.0", "ZMTP 2.0"],
+)
+def test_whom_the_kernel_does_not_name_is_not_served(server: Server, spoken: bytes) -> None:
+    # An old handshake made anybody the daemon's own user.
+    connection = raw(server.path, spoken)
+    try:
+        wait_until(lambda: server.receive() or server.dropped, "the message's fate")
+        assert (server.receive(), server.dropped) == ([], 1)
+    finally:
+        connection.close()
+
+
 def test_nothing_waiting_is_an_empty_list(server: Server) -> None:
     assert server.receive() == []
 

@@ -7,6 +7,7 @@ file is never removed: somebody may be waiting on the one that is there.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -61,8 +62,9 @@ def acquire(path: Path) -> Lock:
             break
         os.close(fd)  # the file was removed and perhaps made anew since we opened it
     os.ftruncate(fd, 0)
-    # The host's name is for state folders that several machines mount.
-    os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk: the lock itself is held, and needs no room
+        # The host's name is for state folders that several machines mount.
+        os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
     return Lock(path, fd)
 
 

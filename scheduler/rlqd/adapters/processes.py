@@ -334,8 +334,13 @@ class Processes:
         self._send(handle, signal.SIGTERM)
 
     def kill(self, handle: Handle) -> None:
-        """SIGKILL to the whole tree."""
-        self._send(handle, signal.SIGUSR1)
+        """SIGKILL to the whole tree.
+
+        A supervisor that has not told of the launch yet may hang in it, in an open(2) on a dead
+        network disk: then it is killed itself, and `reap` sees to what it leaves.
+        """
+        is_starting = (handle.job, handle.attempt) in self._news
+        self._send(handle, signal.SIGKILL if is_starting else signal.SIGUSR1)
 
     def freeze(self, handle: Handle) -> None:
         """SIGSTOP to the whole tree."""

@@ -45,7 +45,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    #: None: the kernel's word is not to be had; serve only the daemon's own user then.
+    #: None: only with `takes_unvouched`: the daemon's own user, by the socket's mode.
     peer: Peer | None
     #: The way back, for `Server.send`.
     route: bytes
@@ -59,15 +59,24 @@ class Server:
     folder.  The caller holds the state folder's lock: a socket left by a dead daemon is
     replaced, one that still answers is not.
 
+    `takes_unvouched`: serve messages whose sender the kernel does not name: only for a libzmq
+    that never does (`check_peer_address`), with mode 0o600.
+
     Raises:
         UnavailableError: somebody answers there already, something else than a socket is in
             the way, or the folder cannot be written to.
     """
 
     def __init__(
-        self, path: Path, *, mode: int = 0o600, message_bytes_max: int = 64 * 1024 * 1024
+        self,
+        path: Path,
+        *,
+        mode: int = 0o600,
+        message_bytes_max: int = 64 * 1024 * 1024,
+        takes_unvouched: bool = False,
     ) -> None:
         self.path = path
+        self._takes_unvouched = takes_unvouched
         #: Messages thrown away since the start: too many frames, or nobody to send to.
         self.dropped = 0
         _clear_the_way(path)
@@ -110,9 +119,13 @@ class Server:
             if not 2 <= len(frames) <= 1 + FRAMES_MAX:
                 self.dropped += 1
                 continue
-            messages.append(
-                Received(_peer(frames[1]), frames[0].bytes, [frame.bytes for frame in frames[1:]])
-            )
+            peer = _peer(frames[1])
+            if peer is None and not self._takes_unvouched:
+                # A handshake of ZMTP 1 or 2 carries no metadata, so nobody vouches for the
+                # sender; whoever wants to be taken for somebody else would speak it.
+                self.dropped += 1
+                continue
+            messages.append(Received(peer, frames[0].bytes, [frame.bytes for frame in frames[1:]]))
         return messages
 
     def send(self, route: bytes, frames: list[bytes]) -> bool:

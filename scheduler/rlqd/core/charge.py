@@ -38,23 +38,35 @@ def need_of(
 ) -> Need:
     """What was declared, else what such jobs were measured at, else the default."""
     gpus = spec.gpus if spec.gpus is not None else 1 if facts.gpus or facts.gpus_problem else 0
-    return need_on(gpus, spec, policy, learned)
+    return need_on(gpus, spec, facts, policy, learned)
 
 
-def need_on(gpus: int, spec: JobSpec, policy: Policy, learned: LearnedPeak | None) -> Need:
-    """`need_of` with the number of GPUs decided."""
+def need_on(
+    gpus: int, spec: JobSpec, facts: MachineFacts, policy: Policy, learned: LearnedPeak | None
+) -> Need:
+    """`need_of` with the number of GPUs decided.
 
-    def amount(declared: int | None, peak: int, default: int) -> int:
-        return declared or (_with_margin(peak, policy) if peak else default)
+    What was learned is never more than an empty machine has: it ran here before.
+    """
+    mem_most = facts.mem_mib_total - policy.mem_mib_reserve
+    totals = [g.mem_mib_total for g in facts.gpus if g.mem_mib_total is not None]
+    gpu_mem_most = max(totals, default=0) - policy.gpu_mem_mib_reserve
+
+    def amount(declared: int | None, peak: int, most: int, default: int) -> int:
+        return declared or (max(1, min(_with_margin(peak, policy), most)) if peak else default)
 
     peak = learned or LearnedPeak(signature="", mem_mib=0, at=Instant(0))
     charge = Charge(
         cores=spec.cores or policy.cores_default,
-        mem_mib=amount(spec.mem_mib, peak.mem_mib, policy.mem_mib_default),
-        gpu_mem_mib=amount(spec.gpu_mem_mib, peak.gpu_mem_mib, policy.gpu_mem_mib_default)
+        mem_mib=amount(spec.mem_mib, peak.mem_mib, mem_most, policy.mem_mib_default),
+        gpu_mem_mib=amount(
+            spec.gpu_mem_mib, peak.gpu_mem_mib, gpu_mem_most, policy.gpu_mem_mib_default
+        )
         if gpus
         else 0,
-        sm_pct=min(100, amount(spec.sm_pct, peak.sm_pct, policy.sm_pct_default)) if gpus else 0,
+        sm_pct=amount(spec.sm_pct, peak.sm_pct, policy.sm_pct_limit, policy.sm_pct_default)
+        if gpus
+        else 0,
     )
     return Need(
         gpus=gpus, charge=charge, exclusive=spec.exclusive, sm_is_guessed=spec.sm_pct is None
@@ -84,7 +96,9 @@ class Footprint:
     gpu_mem_mib_peak: int | None = None
     window: deque[Reading] = field(default_factory=deque[Reading])
 
-    def add(self, at: Instant, facts: JobFacts, policy: Policy) -> None:
+    def add(
+        self, at: Instant, facts: JobFacts, policy: Policy, *, is_on_gpu: bool = False
+    ) -> None:
         gpu_mem = [s.mem_mib for _, s in facts.gpus if s.mem_mib is not None]
         sm = [s.sm_pct for _, s in facts.gpus if s.sm_pct is not None]
         reading = Reading(
@@ -101,7 +115,11 @@ class Footprint:
         # One reading older than the window stays, to show that the window is covered.
         while len(self.window) > 1 and self.window[1].at <= at - policy.settle_ms:
             self.window.popleft()
-        self.settled = self.settled or self._is_stable(policy)
+        # Importing for ten seconds is not being settled: it has to have come to what it is for.
+        is_at_work = facts.steps_milli_per_s is not None if facts.reports else True
+        if is_on_gpu and not self.gpu_mem_mib_peak:
+            is_at_work = False
+        self.settled = self.settled or (is_at_work and self._is_stable(policy))
 
     def sm_pct_mean(self) -> int | None:
         """Rounded up, over the window: single readings of a time-sliced GPU jump about."""

@@ -10,7 +10,6 @@ from itertools import pairwise
 from rlqd.core.charge import need_of
 from rlqd.core.machine import Scheduler, deadline_of, placement_of
 from rlqd.core.model import (
-    Completing,
     Finished,
     GpuId,
     Instant,

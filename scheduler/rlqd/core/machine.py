@@ -18,7 +18,7 @@ memory; a late word about it, or about an attempt that was given up on, is dropp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from signal import Signals
 from typing import assert_never
@@ -113,6 +113,13 @@ def deadline_of(state: State) -> Instant | None:
             return None
         case _:
             assert_never(state)
+
+
+@dataclass(frozen=True, slots=True)
+class _No:
+    message: str
+    hint: str
+    impossible: bool = False
 
 
 @dataclass(slots=True)
@@ -300,29 +307,10 @@ class Scheduler:
     # ---- what users ask for --------------------------------------------------------
 
     def _submitted(self, event: Submitted) -> None:
-        if len(self.jobs) + len(event.jobs) > self.policy.queued_max:
-            self._out.append(
-                Refuse(
-                    event.request,
-                    f"the queue is full: {len(self.jobs)} jobs wait or run,"
-                    f" the limit is {self.policy.queued_max}",
-                    hint="cancel some, or raise scheduling.max_queued",
-                )
-            )
+        no = self._refusal([spec for _, spec in event.jobs])
+        if no is not None:
+            self._out.append(Refuse(event.request, no.message, no.hint, no.impossible))
             return
-        if self.facts is not None:
-            for spec in dict.fromkeys(spec for _, spec in event.jobs):
-                need = need_of(spec, self.facts, self.policy, self.peak_of(spec))
-                if why := is_impossible(need, self.facts, self.policy):
-                    self._out.append(
-                        Refuse(
-                            event.request,
-                            f"this job can never start here: {why}",
-                            hint="ask for less (`rlq gpus` shows what there is)",
-                            impossible=True,
-                        )
-                    )
-                    return
         for job_id, spec in event.jobs:
             assert job_id not in self.jobs, job_id
             job = Job(job_id, spec, attempt=0, state=Pending(self.now, held=event.held))
@@ -330,15 +318,35 @@ class Scheduler:
             self._out.append(Persist(self.jobs[job_id]))
         self._out.append(Accept(event.request))
 
+    def _refusal(self, specs: Sequence[JobSpec]) -> _No | None:
+        """Why these cannot join the queue, or None if they can."""
+        if len(self.jobs) + len(specs) > self.policy.queued_max:
+            return _No(
+                f"the queue is full: {len(self.jobs)} jobs wait or run,"
+                f" the limit is {self.policy.queued_max}",
+                hint="cancel some, or raise scheduling.max_queued",
+            )
+        if self.facts is None:
+            return None
+        for spec in dict.fromkeys(specs):
+            need = need_of(spec, self.facts, self.policy, self.peak_of(spec))
+            if why := is_impossible(need, self.facts, self.policy):
+                return _No(
+                    f"this job can never start here: {why}",
+                    hint="ask for less (`rlq gpus` shows what there is)",
+                    impossible=True,
+                )
+        return None
+
     def _cancel(self, event: CancelRequested) -> None:
         if (job := self._live(event)) is None:
             return
         match job.state:
             case Pending():
                 self._to(job, Finished(Outcome.CANCELLED, Exit(), "cancelled before it started"))
-            case Completing(pid=pid):
+            case Completing():
                 # Whatever it was stopped for: once confirmed, a cancel is never retried.
-                kill_at = self.now if event.at_once and pid is not None else job.state.kill_at
+                kill_at = self.now if event.at_once else job.state.kill_at
                 at_once = event.at_once or job.state.at_once
                 state = replace(job.state, cause=Cause.CANCELLED, kill_at=kill_at, at_once=at_once)
                 self._to(job, state)
@@ -389,7 +397,7 @@ class Scheduler:
             case Running(placement=placement, pid=pid, since=since, deadline=deadline):
                 left_ms = None if deadline is None else max(1, deadline - self.now)
                 self._to(job, Suspended(placement, pid, self.now - since, left_ms))
-                self._out.append(Freeze(job.id, job.attempt, pid, on=True))
+                self._out.append(Freeze(job.id, job.attempt, on=True))
                 self._out.append(Accept(event.request, job.id))
             case Suspended():
                 self._out.append(Accept(event.request, job.id, "already paused"))
@@ -411,7 +419,7 @@ class Scheduler:
             case Suspended(placement=placement, pid=pid, ran_ms=ran_ms, left_ms=left_ms):
                 deadline = None if left_ms is None else Instant(self.now + left_ms)
                 self._to(job, Running(placement, pid, Instant(self.now - ran_ms), deadline))
-                self._out.append(Freeze(job.id, job.attempt, pid, on=False))
+                self._out.append(Freeze(job.id, job.attempt, on=False))
                 self._out.append(Accept(event.request, job.id))
             case Running():
                 self._out.append(Accept(event.request, job.id, "was not paused"))
@@ -427,6 +435,9 @@ class Scheduler:
     def _requeue(self, event: RequeueRequested) -> None:
         # Asked twice at once: by the second time it is in the queue again.
         if event.finished is not None and event.job_id not in self.jobs:
+            if (no := self._refusal([event.finished.spec])) is not None:
+                self._refuse(event, no.message, no.hint)
+                return
             job = replace(event.finished, state=Pending(self.now))
             self._enter(job)
             self._out.append(Persist(self.jobs[job.id]))
@@ -488,7 +499,8 @@ class Scheduler:
             job = self.jobs.get(job_id)
             if job is not None and isinstance(job.state, Running):
                 footprint = self.footprints.setdefault(job_id, Footprint())
-                footprint.add(facts.taken_at, measured, self.policy)
+                on_gpu = bool(job.state.placement.gpus)
+                footprint.add(facts.taken_at, measured, self.policy, is_on_gpu=on_gpu)
         Crowd.of(self.holdings(), facts).observe(self.now, self.guard)
 
     def _started(self, job: Job, pid: int) -> None:
@@ -502,15 +514,15 @@ class Scheduler:
                 grace_ms = 0 if job.state.at_once else job.spec.grace_ms
                 kill_at = Instant(self.now + grace_ms)
                 self._to(job, replace(job.state, pid=pid, kill_at=kill_at))
-                self._out.append(Terminate(job.id, job.attempt, pid))
+                self._out.append(Terminate(job.id, job.attempt))
             case Completing():
                 # Told again after a restart: the signal may have been lost between the
                 # commit and the kill(2).  Signals are safe to repeat; a wait is not.
-                self._out.append(Terminate(job.id, job.attempt, pid))
+                self._out.append(Terminate(job.id, job.attempt))
             case Suspended():
-                self._out.append(Freeze(job.id, job.attempt, pid, on=True))
+                self._out.append(Freeze(job.id, job.attempt, on=True))
             case Running():
-                self._out.append(Freeze(job.id, job.attempt, pid, on=False))
+                self._out.append(Freeze(job.id, job.attempt, on=False))
             case Pending():
                 pass  # told twice, of an attempt that is over
             case Finished():
@@ -611,11 +623,10 @@ class Scheduler:
                 self._stop(job, Cause.START_TIMED_OUT)
             case Running():
                 self._stop(job, Cause.TIMED_OUT)
-            case Completing(pid=pid):
-                assert pid is not None, "a kill is due, but there is nobody to kill"
+            case Completing():
                 kill_again_at = Instant(self.now + KILL_AGAIN_MS)
                 self._to(job, replace(job.state, kill_at=kill_again_at))
-                self._out.append(Kill(job.id, job.attempt, pid))
+                self._out.append(Kill(job.id, job.attempt))
             case Suspended() | Finished():
                 raise AssertionError(f"{job} has no deadline")
             case _:
@@ -650,12 +661,16 @@ class Scheduler:
     def _stop(self, job: Job, cause: Cause, *, at_once: bool = False) -> None:
         match job.state:
             case Starting(placement=placement, launch_failures=failures):
-                self._to(job, Completing(placement, None, cause, None, at_once, failures))
+                # Told at once, though there may be no command yet: a start can hang, in an
+                # open(2) on a dead network disk, and then only SIGKILL ends it.
+                kill_at = Instant(self.now + (0 if at_once else job.spec.grace_ms))
+                self._to(job, Completing(placement, None, cause, kill_at, at_once, failures))
+                self._out.append(Terminate(job.id, job.attempt))
             case Running(placement=placement, pid=pid) | Suspended(placement=placement, pid=pid):
                 grace_ms = 0 if at_once else job.spec.grace_ms
                 kill_at = Instant(self.now + grace_ms)
                 self._to(job, Completing(placement, pid, cause, kill_at, at_once))
-                self._out.append(Terminate(job.id, job.attempt, pid))
+                self._out.append(Terminate(job.id, job.attempt))
             case Pending() | Completing() | Finished():
                 raise AssertionError(f"{job} cannot be stopped")
             case _:
@@ -744,15 +759,21 @@ def _on_this_clock(now: Instant, job: Job, policy: Policy) -> State:
         case Starting():
             return replace(job.state, deadline=Instant(now + policy.launch_timeout_ms))
         case Running(since=since, deadline=deadline):
-            if deadline is not None:
-                assert job.spec.time_limit_ms is not None
-                deadline = at_most(deadline, job.spec.time_limit_ms)
+            limit = job.spec.time_limit_ms
+            if deadline is None or limit is None:
+                # The default limit has come or gone with the configuration: as it is now.
+                deadline = None if limit is None else Instant(now + limit)
+            else:
+                deadline = at_most(deadline, limit)
             return replace(job.state, since=min(since, now), deadline=deadline)
         case Completing(kill_at=kill_at):
-            if kill_at is not None:
-                kill_at = at_most(kill_at, max(job.spec.grace_ms, KILL_AGAIN_MS))
+            kill_at = at_most(kill_at, max(job.spec.grace_ms, KILL_AGAIN_MS))
             return replace(job.state, kill_at=kill_at)
-        case Suspended() | Finished():
+        case Suspended(left_ms=left_ms):
+            limit = job.spec.time_limit_ms
+            known = left_ms is not None and limit is not None
+            return replace(job.state, left_ms=left_ms if known else limit)
+        case Finished():
             return job.state
         case _:
             assert_never(job.state)
@@ -793,7 +814,7 @@ def _known_end(now: Instant, job: Job) -> Instant | None:
         case Starting():
             return policies.latest_end(now, job.spec)
         case Completing(kill_at=at):
-            return Instant(now + job.spec.grace_ms) if at is None else max(at, now)
+            return max(at, now)
         case Pending() | Finished():
             raise AssertionError(f"{job} holds nothing")
         case _:

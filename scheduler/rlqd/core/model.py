@@ -129,8 +129,8 @@ class Completing:
     placement: Placement
     pid: int | None  # None: asked to stop before the shell told us the pid
     cause: Cause
-    #: When SIGKILL is due (again); None: no pid to send it to yet.
-    kill_at: Instant | None
+    #: When SIGKILL is due (again).
+    kill_at: Instant
     #: No grace once there is a pid.
     at_once: bool = False
     #: Before the launch that is being stopped.
@@ -437,7 +437,6 @@ class Terminate:
 
     job_id: JobId
     attempt: int
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +445,6 @@ class Kill:
 
     job_id: JobId
     attempt: int
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +453,6 @@ class Freeze:
 
     job_id: JobId
     attempt: int
-    pid: int
     on: bool
 
 

@@ -190,7 +190,7 @@ def choose(
         return first
     # It may run on either.  The CPU is chosen only on knowledge, never for a try: a job stays
     # where it starts, and for some the CPU is a hundred times slower.
-    on_cpu = need_on(0, spec, policy, learned)
+    on_cpu = need_on(0, spec, scene.facts, policy, learned)
     gain_cpu = expected_gain(crowd, guard, spec, None, judge(None))
     if gain_cpu is None or gain_cpu * 100 < guard.policy.threshold_pct * ONE_JOB:
         return first

@@ -14,7 +14,7 @@ import zmq
 
 from rlqd.adapters import processes
 from rlqd.adapters.mps import Release, Which
-from rlqd.adapters.processes import Handle, LaunchOrder, Processes
+from rlqd.adapters.processes import End, Handle, LaunchOrder, Processes
 from rlqd.core import model
 from rlqd.shell.mps import MpsJobs
 from rlqd.shell.sampling import Sampler
@@ -99,7 +99,7 @@ class Attempts:
         if self._handles.get(job_id) is handle:
             del self._handles[job_id]
         self._tell_sampler()
-        end = self.processes.reap(handle)
+        end = self._reap(handle)
         match end:
             case processes.ExitRecord():
                 return [_exited(now, end)]
@@ -110,6 +110,13 @@ class Attempts:
                 return [model.ProcessLost(now, job_id, handle.attempt, reason)]
             case _:
                 assert_never(end)
+
+    def _reap(self, handle: Handle) -> End:
+        try:
+            return self.processes.reap(handle)
+        except OSError as error:  # a cleaner of /tmp has been at the state folder, or it is full
+            reason = f"its records cannot be read: {error.strerror}"
+            return processes.Lost(job=handle.job, attempt=handle.attempt, reason=reason)
 
     def _launch_news(self, handle: Handle, now: model.Instant) -> list[model.Event]:
         job_id = model.JobId(handle.job)
@@ -152,6 +159,18 @@ class Attempts:
                 return model.LaunchVoided(now, job.id, job.attempt)
             case _:
                 assert_never(found)
+
+    def stop_unrecorded(self, job_id: int, attempt: int, at_once: bool) -> list[int]:
+        """Signal a job of which nothing can be recorded: [job_id] if there was one to signal."""
+        try:
+            found = self.processes.recover(job_id, attempt)
+        except OSError:
+            return []
+        if not isinstance(found, processes.Alive):
+            return []
+        (self.processes.kill if at_once else self.processes.terminate)(found.handle)
+        self.processes.release(found.handle)
+        return [job_id]
 
     def forget(self) -> None:
         """Let go of every process without touching it: `recover` finds them again."""

@@ -73,6 +73,7 @@ def order(
     logs_dir: str,
     config: Config,
     facts: MachineFacts | None,
+    rlimits: Mapping[str, tuple[int, int]],
     mps: Mapping[str, str | None] = MappingProxyType({}),
 ) -> LaunchOrder:
     """What the supervisor is told: the submission, in the place the core gave it.
@@ -110,6 +111,7 @@ def order(
         log_path=rows.load_detail(row.detail).log_path
         or log_path(spec, row.id, row.uid, logs_dir),
         log_mib_max=spec.log_mib_max or config.defaults.log_mib_max,
+        rlimits=rlimits,
         oom_score_adj=JOB_OOM_SCORE_ADJ,
     )
 
@@ -201,7 +203,7 @@ def _memory(
 
 def _version(text: str | None) -> tuple[int, int]:
     """(major, minor); (0, 0) if unknown."""
-    match = re.match(r"(\d+)\.(\d+)", text or "")
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", text or "")
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 

@@ -15,17 +15,19 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import assert_never
+from typing import NoReturn, TypeVar, assert_never
 
+import msgspec
 import zmq
 
 from rlq.errors import NotFoundError, NotPermittedError, ProtocolError, RlqError, UnavailableError
 from rlq.protocol import codec
 from rlq.protocol import messages as wire
-from rlqd.adapters.processes import Processes
+from rlqd.adapters.processes import LaunchOrder, Processes
 from rlqd.adapters.reports import ReportSocket
 from rlqd.adapters.sqlite import Row, Store
 from rlqd.adapters.systemd import Notifier
@@ -52,6 +54,8 @@ from rlqd.shell.views import Live, Views
 from rlqd.shell.waiters import Waiters
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 #: How often a daemon that could not commit tries again.
 RETRY_MS = 2_000
@@ -113,6 +117,8 @@ class Pump:
     signals: Signals
     #: Reads the configuration again; raises RlqError if it is wrong.
     reload: Callable[[], Config]
+    #: Limits that jobs get in place of the daemon's own.
+    rlimits: Mapping[str, tuple[int, int]]
     #: None: CUDA MPS is left alone.
     mps: MpsJobs | None = None
 
@@ -228,17 +234,12 @@ class Pump:
         if not self._broken:
             self._step(now, asked)
         for one in asked:
-            if self._broken:
-                self._reply(
-                    one.route, one.request_id, codec.error_reply(unavailable(self._broken))
-                )
-            else:
-                reply = self.desk.answer(one.change, one.request)
-                self._reply(one.route, one.request_id, reply)
+            self._reply(one.route, one.request_id, self._safely(partial(self._outcome, one)))
         for question in questions:
             self._answer(question, now)
         self.waiters.answer(now, self._reply, all_=self.wants_stop)
         self.attempts.discard_some()
+        self._prune_if_due(now)
         self.stats.turns += 1
         self.stats.turn_ms_max = max(self.stats.turn_ms_max, (time.perf_counter() - began) * 1000)
 
@@ -253,7 +254,7 @@ class Pump:
             times.append(self._retry_at)
         elif (wakeup := self.core.next_wakeup()) is not None:
             times.append(wakeup)
-        if self._facts or self.attempts.has_discards():
+        if (self._facts and not self._broken) or self.attempts.has_discards():
             return 0
         return max(0, min(1000, min((at - now for at in times), default=1000)))
 
@@ -275,7 +276,8 @@ class Pump:
             if persists or learned:
                 self.ledger.commit(persists, by_number.values(), learned)
                 self.stats.commits += 1
-        except UnavailableError as error:
+        except RlqError as error:
+            # InternalError too: what the core decided is not on disk, whatever the reason.
             self._break(error, now)
             return
         for action in actions:
@@ -290,6 +292,9 @@ class Pump:
         self._retry_at = now + RETRY_MS
         self._facts.clear()
         self.attempts.forget()
+        # What the core decided did not happen: nobody is to be shown it.
+        with contextlib.suppress(RlqError):
+            self._rebuild(now)
 
     def _retry_if_due(self, now: model.Instant) -> None:
         if now < self._retry_at:
@@ -333,18 +338,28 @@ class Pump:
                 assert_never(action)
 
     def _launch(self, launch: model.Launch) -> None:
-        row = self.store.get([launch.job_id])[launch.job_id]
+        """Whatever is wrong with one job must not end the daemon, again at each restart."""
         try:
-            account = launching.account_of(row.uid)
+            order = self._order(launch)
         except KeyError:
-            reason = f"{row.user} (uid {row.uid}) is no user of this machine any more"
-            self._facts.append(
-                model.LaunchFailed(
-                    monotonic_ms(), launch.job_id, launch.attempt, reason, passing=False
-                )
-            )
+            # No such user, or a directory service (LDAP, sssd) that is down: worth a few tries.
+            reason, passing = "its user is unknown to this machine", True
+        except RlqError as error:
+            reason, passing = error.message, True
+        except Exception as error:
+            log.exception("job %d cannot be launched", launch.job_id)
+            reason, passing = f"rlqd failed to launch it: {error!r}", False
+        else:
+            self._facts += self.attempts.launch(order, monotonic_ms())
             return
-        order = launching.order(
+        self._facts.append(
+            model.LaunchFailed(monotonic_ms(), launch.job_id, launch.attempt, reason, passing)
+        )
+
+    def _order(self, launch: model.Launch) -> LaunchOrder:
+        row = self.store.get([launch.job_id])[launch.job_id]
+        account = launching.account_of(row.uid)
+        return launching.order(
             row,
             launch,
             account,
@@ -358,9 +373,9 @@ class Pump:
             logs_dir=str(self.logs_dir),
             config=self.config,
             facts=self.core.facts,
+            rlimits=self.rlimits,
             mps=self._mps_variables(row, launch, account.uid),
         )
-        self._facts += self.attempts.launch(order, monotonic_ms())
 
     def _mps_variables(self, row: Row, launch: model.Launch, uid: int) -> dict[str, str | None]:
         if self.mps is None or not launch.placement.gpus:
@@ -441,12 +456,7 @@ class Pump:
             request_id = codec.request_id_of(received.frames)
             self._reply(received.route, request_id, codec.error_reply(error))
             return
-        # Without the kernel's word on who asks, only the daemon's own user can have connected.
-        peer = (
-            Peer(uid=received.peer.uid, gid=received.peer.gid, pid=received.peer.pid)
-            if received.peer is not None
-            else Peer(uid=os.geteuid(), gid=os.getegid(), pid=0)
-        )
+        peer = _peer(received)
         match request:
             case (
                 wire.Submit()
@@ -459,7 +469,7 @@ class Pump:
             ):
                 try:
                     if self._broken:
-                        raise unavailable(self._broken)
+                        self._stop_unrecorded(request, peer)
                     ids_before = sum(len(one.change.incoming) for one in asked)
                     next_id = self.store.next_id + ids_before
                     change = self.desk.change(request, peer, now, next_id)
@@ -474,13 +484,39 @@ class Pump:
             case _:
                 questions.append(Question(received.route, request_id, peer, request))
 
+    def _stop_unrecorded(self, request: ChangeRequest, peer: Peer) -> NoReturn:
+        """A full disk records nothing, but the job that fills it must be stoppable."""
+        stopped: list[int] = []
+        if isinstance(request, wire.Cancel):
+            for row in self.desk.mine(request.selection, peer):
+                stopped += self.attempts.stop_unrecorded(row.id, row.attempt, request.now)
+        if not stopped:
+            raise unavailable(self._broken)
+        numbers = ", ".join(map(str, stopped))
+        raise UnavailableError(
+            f"asked {numbers} to stop, though nothing can be recorded: {self._broken}",
+            hint="cancel again once there is space: until then a stopped job counts as failed",
+        )
+
     def _answer(self, question: Question, now: model.Instant) -> None:
-        try:
-            reply = self._read(question, now)
-        except RlqError as error:
-            reply = codec.error_reply(error)
+        reply = self._safely(partial(self._read, question, now))
         if reply is not None:
             self._reply(question.route, question.request_id, reply)
+
+    def _outcome(self, one: Asked) -> wire.Reply:
+        if self._broken:
+            raise unavailable(self._broken)
+        return self.desk.answer(one.change, one.request)
+
+    def _safely(self, make: Callable[[], R]) -> R | wire.Error:
+        """The reply, or the error in its place: one request's trouble is that request's alone."""
+        try:
+            return make()
+        except RlqError as error:
+            return codec.error_reply(error)
+        except Exception as error:
+            log.exception("a request failed")
+            return wire.Error(kind="internal", message=f"rlqd failed to answer: {error!r}")
 
     def _read(self, question: Question, now: model.Instant) -> wire.Reply | None:
         """The reply, or None if it comes later."""
@@ -597,29 +633,8 @@ class Pump:
         Raises:
             UnavailableError: what became of a process cannot be found out yet: a full disk.
         """
-        facts_before = self.core.facts
-        jobs: list[model.Job] = []
-        self.live.clear()
-        for row in self.store.live():
-            job_id = model.JobId(row.id)
-            state = rows.load_state(rows.load_detail(row.detail))
-            if isinstance(state, model.Pending):
-                # An instant of an earlier boot may lie ahead of this boot's clock.
-                state = model.Pending(
-                    model.Instant(min(state.since, now)),
-                    state.held,
-                    model.Instant(min(state.not_before, now + 60_000)),
-                    state.launch_failures,
-                )
-            spec = rows.core_spec(row.job_spec, row.uid, self.config)
-            jobs.append(model.Job(job_id, spec, row.attempt, state))
-            self.live[job_id] = Live(uid=row.uid, user=row.user, started_at=row.started_at)
-        self.core = Scheduler.restore(jobs, rows.core_policy(self.config), now)
-        self.core.facts = facts_before
-        self.core.guard.policy = rows.guard_policy(self.config)
+        jobs = self._rebuild(now)
         self.ledger.load_learned(self.core, now)
-        self.views.core = self.core
-        self.views.invalidate()
         try:
             found = [
                 self.attempts.recover(job, now)
@@ -645,6 +660,34 @@ class Pump:
         if found:
             log.info("found %d jobs that had started before", len(found))
 
+    def _rebuild(self, now: model.Instant) -> list[model.Job]:
+        """The core as the database has it; its jobs."""
+        jobs: list[model.Job] = []
+        self.live.clear()
+        for row in self.store.live():
+            job_id = model.JobId(row.id)
+            try:
+                state = rows.load_state(rows.load_detail(row.detail))
+                spec = rows.core_spec(row.job_spec, row.uid, self.config)
+            except (msgspec.MsgspecError, KeyError, TypeError):
+                # One row that somebody has damaged must not keep all others from running.
+                log.exception("job %d cannot be read from the database; it is left out", row.id)
+                continue
+            jobs.append(model.Job(job_id, spec, row.attempt, state))
+            self.live[job_id] = Live(uid=row.uid, user=row.user, started_at=row.started_at)
+        facts_before, guard_before, peaks_before = (
+            self.core.facts,
+            self.core.guard,
+            self.core.peaks,
+        )
+        self.core = Scheduler.restore(jobs, rows.core_policy(self.config), now)
+        self.core.facts = facts_before
+        self.core.guard, self.core.peaks = guard_before, peaks_before
+        self.core.guard.policy = rows.guard_policy(self.config)
+        self.views.core = self.core
+        self.views.invalidate()
+        return jobs
+
     # ---- housekeeping --------------------------------------------------------------
 
     def _housekeep(self, now: model.Instant) -> None:
@@ -658,6 +701,9 @@ class Pump:
             self.notifier.status(
                 f"{counts.get('RUNNING', 0)} running, {counts.get('PENDING', 0)} waiting"
             )
+
+    def _prune_if_due(self, now: model.Instant) -> None:
+        """Last in a turn: a request of this turn may be about a job that is to be forgotten."""
         keep_ms = self.config.daemon.keep_finished_ms
         if keep_ms is not None and now >= self._prune_due and not self._broken:
             self._prune_due = now + 60_000
@@ -704,9 +750,22 @@ class Pump:
             hint = f" (hint: {error.hint})" if error.hint else ""
             log.error("the configuration is left as it was: %s%s", error, hint)
         else:
+            logging.getLogger().setLevel(self.config.daemon.log_level.upper())
             self.core.policy = rows.core_policy(self.config)
             self.core.guard.policy = rows.guard_policy(self.config)
             self.views.config = self.desk.config = self.config
             self.sampler.set_period(self.config.monitor.period_ms / 1000)
-            log.info("the configuration was read again")
+            log.info(
+                "the configuration was read again; [cpu] include and smt, [gpu] include, [mps],"
+                " [daemon] max_message and limits of jobs that wait change at the next start"
+            )
         self.notifier.ready("ready")
+
+
+def _peer(received: Received) -> Peer:
+    """As whom a message counts.  A user's own daemon runs everything as that user, whoever came
+    through to its socket: root by sudo, or, where the kernel names nobody, only themselves."""
+    if os.geteuid() != 0 or received.peer is None:
+        pid = 0 if received.peer is None else received.peer.pid
+        return Peer(uid=os.geteuid(), gid=os.getegid(), pid=pid)
+    return Peer(uid=received.peer.uid, gid=received.peer.gid, pid=received.peer.pid)

@@ -72,7 +72,8 @@ _LIVE_VERBS: dict[type, tuple[Callable[..., model.UserEvent], frozenset[JobState
     wire.Resume: (model.ResumeRequested, frozenset({JobState.SUSPENDED})),
     wire.Requeue: (
         model.RequeueRequested,
-        FINAL_STATES - {JobState.COMPLETED} | {JobState.RUNNING, JobState.SUSPENDED},
+        # By pattern only what went wrong: not what somebody has cancelled, nor what runs.
+        FINAL_STATES - {JobState.COMPLETED, JobState.CANCELLED},
     ),
 }
 ChangeRequest = (
@@ -112,6 +113,13 @@ class Desk:
     ) -> None:
         validation.check_submission(request)
         uid = change.peer.uid
+        try:
+            launching.account_of(uid)
+        except KeyError as error:
+            raise NotPermittedError(
+                f"your account (uid {uid}) is unknown to this machine",
+                hint="`getent passwd` must know it: is the directory service up?",
+            ) from error
         ids = range(next_id, next_id + len(request.jobs))
         change.environment = request.env
         change.incoming = [

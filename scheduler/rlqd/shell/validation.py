@@ -85,6 +85,8 @@ def _check_job(spec: JobSpec) -> None:
     _check_range("the log size", spec.log_mib_max, 1, 2**30)
     if len(spec.env_given) > 1000 or len(spec.frameworks) > 20:
         raise UsageError("too many variables")
+    for text in (*spec.env_given, *spec.frameworks, *spec.frameworks.values()):
+        _check_string("a variable's or a framework's name", text, 1024)
     resources = spec.resources
     _check_range("GPUs", resources.gpus, 0, 64)
     _check_range("GPU memory", resources.gpu_mem_mib, 1, 2**30)

@@ -278,8 +278,6 @@ def supervisor_pid(state: model.State) -> int | None:
 
 
 def _stopping(now: model.Instant, state: model.Completing) -> str:
-    if state.kill_at is None:
-        return "being stopped"
     return f"being stopped; SIGKILL in {format_duration(max(0, state.kill_at - now) / 1000)}"
 
 

@@ -274,19 +274,19 @@ class Contract:
                 self._persisted(now, job)
             case Launch(job_id=job_id, attempt=number, placement=placement, spec=spec):
                 self._launched(now, job_id, number, placement, spec)
-            case Terminate(job_id=job_id, attempt=number, pid=pid):
-                attempt = self._signalled(job_id, number, pid, "SIGTERM")
+            case Terminate(job_id=job_id, attempt=number):
+                attempt = self._signalled(job_id, number, "SIGTERM")
                 if attempt.warned_at is None:
                     attempt.warned_at = now
                 attempt.paused = False
-            case Kill(job_id=job_id, attempt=number, pid=pid):
-                attempt = self._signalled(job_id, number, pid, "SIGKILL")
+            case Kill(job_id=job_id, attempt=number):
+                attempt = self._signalled(job_id, number, "SIGKILL")
                 demand(attempt.warned_at is not None, f"SIGKILL without SIGTERM: {job_id}")
                 assert attempt.warned_at is not None
                 in_time = now - attempt.warned_at >= attempt.spec.grace_ms
                 demand(in_time or job_id in self.hurried, f"SIGKILL within the grace: {job_id}")
-            case Freeze(job_id=job_id, attempt=number, pid=pid, on=on):
-                attempt = self._signalled(job_id, number, pid, "SIGSTOP or SIGCONT")
+            case Freeze(job_id=job_id, attempt=number, on=on):
+                attempt = self._signalled(job_id, number, "SIGSTOP or SIGCONT")
                 if on:
                     demand(job_id in self.paused, f"stopped, and nobody paused it: {job_id}")
                     demand(attempt.warned_at is None, f"stopped while it is to end: {job_id}")
@@ -296,11 +296,10 @@ class Contract:
             case SampleNow() | Learn() | Accept() | Refuse():
                 pass
 
-    def _signalled(self, job_id: JobId, number: int, pid: int, what: str) -> Attempt:
+    def _signalled(self, job_id: JobId, number: int, what: str) -> Attempt:
         attempt = self._attempt(job_id, number)
         demand(attempt is not None, f"{what} to an attempt that is over: {job_id}/{number}")
         assert attempt is not None
-        demand(attempt.pid == pid, f"{what} to pid {pid}, job {job_id} has {attempt.pid}")
         return attempt
 
     def _persisted(self, now: Instant, job: Job) -> None:

@@ -338,19 +338,27 @@ class World:
         match action:
             case Launch(job_id=job_id, attempt=attempt, placement=placement, spec=spec):
                 self._launch(job_id, attempt, placement, spec)
-            case Terminate(pid=pid):
-                if not self._hit(self.faults.signal_lost):
-                    self._sigterm(self.processes[pid])
-            case Kill(pid=pid):
-                process = self.processes[pid]
-                if process.alive and not self._hit(self.faults.signal_lost):
+            case Terminate(job_id=job_id, attempt=attempt):
+                process = self._process_of(job_id, attempt)
+                if process is not None and not self._hit(self.faults.signal_lost):
+                    self._sigterm(process)
+            case Kill(job_id=job_id, attempt=attempt):
+                process = self._process_of(job_id, attempt)
+                if process and process.alive and not self._hit(self.faults.signal_lost):
                     self._plan(process, self._ms(1, 50), Exit(signal=9))
-            case Freeze(pid=pid, on=on):
-                self._freeze(self.processes[pid], on=on)
+            case Freeze(job_id=job_id, attempt=attempt, on=on):
+                process = self._process_of(job_id, attempt)
+                assert process is not None, f"a process that was told of is not there: {action}"
+                self._freeze(process, on=on)
             case SampleNow():
                 self._push(self.now + 20, Sample(regular=False))
             case _:
                 pass
+
+    def _process_of(self, job_id: JobId, attempt: int) -> Process | None:
+        """None: its launch has failed, and that is still to be told."""
+        found = (p for p in self.processes.values() if (p.job_id, p.attempt) == (job_id, attempt))
+        return next(found, None)
 
     def _launch(self, job_id: JobId, attempt: int, placement: Placement, spec: JobSpec) -> None:
         delay = self._ms(4_000, 12_000) if self._hit(self.faults.late_report) else self._ms(1, 90)
