@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from rlq.protocol.messages import Curve, CurvePoint, Profiled, Profiles, SoloRate
@@ -9,15 +10,22 @@ from rlqd.core.guard import ONE_JOB, Learned
 from rlqd.core.learned import LearnedPeak
 from rlqd.core.machine import Scheduler
 from rlqd.core.model import Instant
+from rlqd.shell.signature import shown_as
 
 
-def profiles(core: Scheduler, pattern: str, now_unix: float) -> Profiles:
-    """Everything that still counts, of the programs whose signature matches."""
-    learned = [row for row in core.guard.known(core.now) if _matches(row.signatures, pattern)]
+def profiles(core: Scheduler, pattern: str, now_unix: float, viewer_uid: int) -> Profiles:
+    """Everything that still counts, of the viewer's programs whose signature matches."""
+    learned = [
+        replace(row, signatures=shown)
+        for row in core.guard.known(core.now)
+        if (shown := _shown(row.signatures, viewer_uid)) and _matches(shown, pattern)
+    ]
     peaks = {
-        signature: peak
+        shown[0]: peak
         for signature in core.peaks.known
-        if _matches((signature,), pattern) and (peak := core.peaks.get(signature, core.now))
+        if (shown := _shown((signature,), viewer_uid))
+        and _matches(shown, pattern)
+        and (peak := core.peaks.get(signature, core.now))
     }
     alone = [row for row in learned if row.jobs == 0]
     names = {*peaks, *(row.signatures[0] for row in alone)}
@@ -73,6 +81,12 @@ def profiles(core: Scheduler, pattern: str, now_unix: float) -> Profiles:
             for (device, signatures), points in curves.items()
         ),
     )
+
+
+def _shown(learned: tuple[str, ...], viewer_uid: int) -> tuple[str, ...]:
+    """Empty: one of them is another user's."""
+    names = tuple(shown for one in learned if (shown := shown_as(one, viewer_uid)) is not None)
+    return names if len(names) == len(learned) else ()
 
 
 def _matches(signatures: tuple[str, ...], pattern: str) -> bool:

@@ -538,7 +538,7 @@ class Pump:
                 self.waiters.add(question.route, question.request_id, peer, request, now)
                 return None
             case wire.Profile(pattern=pattern):
-                return learning.profiles(self.core, pattern, time.time())
+                return learning.profiles(self.core, pattern, time.time(), peer.uid)
             case wire.Forget(signature=signature):
                 return self._forget(signature, peer, now)
             case wire.Drain(on=on):

@@ -16,7 +16,7 @@ from rlqd.core import model
 from rlqd.core.guard import Learned
 from rlqd.core.learned import LearnedPeak
 from rlqd.core.machine import placement_of
-from rlqd.shell.signature import signature_of
+from rlqd.shell.signature import learned_as, signature_of
 
 _STATES: dict[str, type[Any]] = {
     state.__name__: state
@@ -154,7 +154,7 @@ def core_spec(spec: WireSpec, uid: int, config: Config) -> model.JobSpec:
         time_limit_ms=resources.time_limit_ms or config.defaults.time_limit_ms,
         grace_ms=config.defaults.grace_ms if spec.grace_ms is None else spec.grace_ms,
         requeue=spec.requeue,
-        signature=signature_of(spec),
+        signature=learned_as(signature_of(spec), uid),
         unguarded=spec.unguarded,
     )
 

@@ -48,6 +48,24 @@ def signature_of(spec: JobSpec) -> str:
     return " ".join([program, *telling])[:CHARS_MAX]
 
 
+def learned_as(signature: str, uid: int) -> str:
+    """The name under which the daemon learns of a user's program.
+
+    Another user's is theirs alone: on a shared machine nobody must be able to name a job so that
+    what is charged and packed of others' jobs goes by what it does.
+    """
+    return signature if not signature or uid == os.geteuid() else f"{uid}:{signature}"
+
+
+def shown_as(learned: str, viewer_uid: int) -> str | None:
+    """The signature to somebody who looks; None: it is not theirs.  Operators see all, as
+    `Forget` names them."""
+    if viewer_uid in (0, os.geteuid()):
+        return learned
+    mine = f"{viewer_uid}:"
+    return learned.removeprefix(mine) if learned.startswith(mine) else None
+
+
 def _where_it_runs(spec: JobSpec) -> set[str]:
     """Only a job that may hold a GPU and leaves it alone (`--device cpu`) is another program."""
     follows = {"device=auto", "device=cuda", "device=gpu"}
