@@ -488,6 +488,7 @@ class Curve(Part, frozen=True, kw_only=True):
     """STP against the number of jobs, on one kind of device, for one mix of programs."""
 
     device: str
+    #: One that is repeated has so many parts of the whole.
     signatures: tuple[str, ...]
     #: From two jobs on; one job gives 1 by definition.
     points: tuple[CurvePoint, ...] = ()
