@@ -184,8 +184,8 @@ def test_wait_ends_when_all_have_ended(daemon: FakeDaemon, client: Client) -> No
     daemon.add(make_job(1, JobState.RUNNING), make_job(2, JobState.COMPLETED))
     seen = []
 
-    def end_it(jobs: tuple[m.Job, ...]) -> None:
-        seen.append(jobs)
+    def end_it(now: m.Waited) -> None:
+        seen.append(now)
         daemon.set(1, state=JobState.FAILED, exit_code=3)
 
     done = client.wait([2, 1, 2], on_update=end_it, step_ms=20)
