@@ -238,7 +238,8 @@ def confirm_all(
         return
     if not is_terminal(sys.stdin):
         raise UsageError(
-            f"--all would {what} every job of yours, and nobody can be asked here",
+            f"--all would {what} every job of yours that it applies to, and nobody can be asked"
+            " here",
             hint="add --yes",
         )
     mine = msgspec.structs.replace(
