@@ -245,6 +245,20 @@ def test_a_locale_that_cannot_show_a_name_is_no_error(daemon: FakeDaemon) -> Non
 # ---- how it ends -------------------------------------------------------------------
 
 
+def test_ctrl_c_after_submitting_leaves_the_job_and_says_so(daemon: FakeDaemon) -> None:
+    process = subprocess.Popen(
+        [*RLQ, "submit", "--wait", "--", "true"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: daemon.asked(m.Wait), bool)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (out, err) == ("1\n", "job 1 runs on; `rlq cancel` would stop it\n")
+
+
 def test_ctrl_c_ends_the_waiting_with_130_and_no_traceback(daemon: FakeDaemon) -> None:
     daemon.add(make_job(1, JobState.RUNNING))
     process = subprocess.Popen(
