@@ -564,7 +564,8 @@ class Pump:
         self._tell_admission(now)
         running = sum(self._counts().get(s, 0) for s in ("RUNNING", "CONFIGURING", "COMPLETING"))
         if on:
-            return wire.Ok(message=f"draining: nothing new starts; {running} jobs run on")
+            run_on = f"{running} job runs on" if running == 1 else f"{running} jobs run on"
+            return wire.Ok(message=f"draining: nothing new starts; {run_on}")
         return wire.Ok(message="no longer draining")
 
     def _forget(self, signature: str, peer: Peer, now: model.Instant) -> wire.Reply:
