@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from tests.support.waiting import wait_until
 
+import rlqd.adapters.processes
 import rlqd.supervisor
 from rlqd.adapters.processes import (
     Alive,
@@ -509,3 +510,14 @@ def test_a_launch_does_not_wait_for_the_supervisor(daemon: Daemon) -> None:
     error = daemon.end(handle)
     assert isinstance(error, LaunchError)
     assert error.passing
+
+
+def test_a_launch_that_hangs_is_killed_with_its_supervisor(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An open(2) on a dead network disk answers no signal but SIGKILL, as a stopped process does.
+    monkeypatch.setattr(rlqd.adapters.processes, "_LAUNCH_HANGS_S", 0.0)
+    handle = daemon.launch(daemon.order("sleep", "600"))
+    os.kill(handle.pid, signal.SIGSTOP)
+    daemon.processes.kill(handle)
+    assert isinstance(daemon.end(handle), LaunchError | Lost)

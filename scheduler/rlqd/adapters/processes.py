@@ -37,6 +37,8 @@ _READY_FD: Final = 3
 _PASSING: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 #: For the left-overs of a lost job to die; they are killed, so only the kernel can delay it.
 _LEFTOVERS_DIE_S: Final = 1.0
+#: A supervisor that was told to kill has done so by then, if it can.
+_LAUNCH_HANGS_S: Final = 3.0
 _ENVIRON_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
@@ -190,6 +192,8 @@ class Processes:
         #: What has come through each open ready pipe, by attempt and not by descriptor: its
         #: number is another launch's as soon as it is closed.
         self._news: dict[tuple[int, int], bytearray] = {}
+        #: When each was first asked to kill; CLOCK_MONOTONIC seconds.
+        self._kills: dict[tuple[int, int], float] = {}
         self._failures: dict[tuple[int, int], LaunchError] = {}
 
     def folder(self, job: int, attempt: int) -> Path:
@@ -283,6 +287,7 @@ class Processes:
             if result := os.waitid(os.P_PIDFD, handle.pidfd, os.WEXITED | os.WNOHANG):
                 status = result.si_status
         os.close(handle.pidfd)
+        self._kills.pop(key, None)
         failure = self._failures.pop(key, None)
         if (record := self._read_record(key)) is not None:
             return record
@@ -336,11 +341,14 @@ class Processes:
     def kill(self, handle: Handle) -> None:
         """SIGKILL to the whole tree.
 
-        A supervisor that has not told of the launch yet may hang in it, in an open(2) on a dead
-        network disk: then it is killed itself, and `reap` sees to what it leaves.
+        A supervisor that still has not told of the launch some seconds after it was first asked
+        hangs in it, in an open(2) on a dead network disk, say: then it is killed itself, and
+        `reap` sees to what it leaves.
         """
-        is_starting = (handle.job, handle.attempt) in self._news
-        self._send(handle, signal.SIGKILL if is_starting else signal.SIGUSR1)
+        key = (handle.job, handle.attempt)
+        asked_at = self._kills.setdefault(key, time.monotonic())
+        is_hanging = key in self._news and time.monotonic() - asked_at >= _LAUNCH_HANGS_S
+        self._send(handle, signal.SIGKILL if is_hanging else signal.SIGUSR1)
 
     def freeze(self, handle: Handle) -> None:
         """SIGSTOP to the whole tree."""
