@@ -337,7 +337,7 @@ def test_without_a_driver_auto_means_the_cpu_and_a_gpu_is_refused(tmp_path: Path
     ("asked", "message"),
     [
         ({"gpus": 2}, "this machine has 1"),
-        ({"gpus": 1, "gpu_mem": "80G"}, "81920 MiB"),
+        ({"gpus": 1, "gpu_mem": "80G"}, "80 GiB"),
         ({"cores": 4000}, "4000 cores"),
         ({"mem": "900T"}, "host memory"),
     ],
