@@ -216,8 +216,11 @@ def test_the_command_starts_with_no_signal_ignored_or_blocked(attempt: Attempt) 
     attempt.start("cat", "/proc/self/status")
     assert attempt.record()["code"] == 0
     status = dict(line.split(":\t", 1) for line in attempt.log.read_text().splitlines())
-    assert int(status["SigIgn"], 16) == 0
-    assert int(status["SigBlk"], 16) == 0
+    # Signals 32 and 33 are glibc's own: its posix_spawn ignores them in the child where the parent
+    # had handlers for them, and a program that needs them sets its own.
+    ours = ~(0b11 << 31)
+    assert int(status["SigIgn"], 16) & ours == 0
+    assert int(status["SigBlk"], 16) & ours == 0
 
 
 def test_cores_are_set_before_the_program_runs(attempt: Attempt) -> None:

@@ -665,7 +665,9 @@ class Scheduler:
                 # open(2) on a dead network disk, and then only SIGKILL ends it.
                 kill_at = Instant(self.now + (0 if at_once else job.spec.grace_ms))
                 self._to(job, Completing(placement, None, cause, kill_at, at_once, failures))
-                self._out.append(Terminate(job.id, job.attempt))
+                # Not for being late: it may yet come to its own end, and exit code 0 must mean it.
+                if cause is not Cause.START_TIMED_OUT:
+                    self._out.append(Terminate(job.id, job.attempt))
             case Running(placement=placement, pid=pid) | Suspended(placement=placement, pid=pid):
                 grace_ms = 0 if at_once else job.spec.grace_ms
                 kill_at = Instant(self.now + grace_ms)

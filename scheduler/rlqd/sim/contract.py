@@ -281,8 +281,9 @@ class Contract:
                 attempt.paused = False
             case Kill(job_id=job_id, attempt=number):
                 attempt = self._signalled(job_id, number, "SIGKILL")
-                demand(attempt.warned_at is not None, f"SIGKILL without SIGTERM: {job_id}")
-                assert attempt.warned_at is not None
+                if attempt.warned_at is None:
+                    demand(attempt.pid is None, f"SIGKILL without SIGTERM: {job_id}")
+                    return  # it hangs in its start, and there was nobody to warn
                 in_time = now - attempt.warned_at >= attempt.spec.grace_ms
                 demand(in_time or job_id in self.hurried, f"SIGKILL within the grace: {job_id}")
             case Freeze(job_id=job_id, attempt=number, on=on):
