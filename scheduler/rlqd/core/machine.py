@@ -45,6 +45,7 @@ from rlqd.core.model import (
     Instant,
     Job,
     JobId,
+    JobRequest,
     JobSpec,
     Kill,
     Launch,
@@ -464,31 +465,13 @@ class Scheduler:
                 assert_never(job_.state)
         self._out.append(Accept(event.request, job_.id))
 
-    def _live(
-        self,
-        event: CancelRequested
-        | HoldRequested
-        | ReleaseRequested
-        | PauseRequested
-        | ResumeRequested
-        | RequeueRequested,
-    ) -> Job | None:
+    def _live(self, event: JobRequest) -> Job | None:
         job = self.jobs.get(event.job_id)
         if job is None:
             self._refuse(event, "it has ended already", None)
         return job
 
-    def _refuse(
-        self,
-        event: CancelRequested
-        | HoldRequested
-        | ReleaseRequested
-        | PauseRequested
-        | ResumeRequested
-        | RequeueRequested,
-        message: str,
-        hint: str | None,
-    ) -> None:
+    def _refuse(self, event: JobRequest, message: str, hint: str | None) -> None:
         self._out.append(Refuse(event.request, message, hint, job_id=event.job_id))
 
     # ---- what the machine says -----------------------------------------------------

@@ -402,15 +402,16 @@ class Tick:
 
 
 ProcessEvent = ProcessStarted | LaunchFailed | ProcessExited | ProcessLost | LaunchVoided
-UserEvent = (
-    Submitted
-    | CancelRequested
+#: About one job that there is.
+JobRequest = (
+    CancelRequested
     | HoldRequested
     | ReleaseRequested
     | PauseRequested
     | ResumeRequested
     | RequeueRequested
 )
+UserEvent = Submitted | JobRequest
 Event = UserEvent | MachineSampled | ProcessEvent | AdmissionSet | ProgramForgotten | Tick
 
 # ---- actions: commands to the shell ------------------------------------------------

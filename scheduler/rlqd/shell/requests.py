@@ -12,6 +12,8 @@ import pwd
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from rlq.errors import NotFoundError, NotPermittedError, UnavailableError, UsageError
 from rlq.protocol import PROTOCOL_VERSION
 from rlq.protocol import messages as wire
@@ -143,7 +145,7 @@ class Desk:
         is_named = bool(selection.ids)
         if not is_named and selection.uid is None:
             # By pattern, everybody acts on their own; root names the user or the ids.
-            selection = _replace(selection, uid=change.peer.uid)
+            selection = msgspec.structs.replace(selection, uid=change.peer.uid)
         ids = self.store.ids(selection, None if is_named else states)
         if len(ids) > CHANGES_MAX:
             raise UsageError(
@@ -309,16 +311,6 @@ def user_name(uid: int) -> str:
 def unavailable(reason: str) -> UnavailableError:
     return UnavailableError(
         f"the daemon cannot take changes just now: {reason}", hint="`rlq status` says more"
-    )
-
-
-def _replace(selection: wire.Selection, *, uid: int) -> wire.Selection:
-    return wire.Selection(
-        ids=selection.ids,
-        name=selection.name,
-        states=selection.states,
-        uid=uid,
-        all=selection.all,
     )
 
 

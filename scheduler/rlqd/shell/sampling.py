@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from rlqd.core import model
@@ -143,12 +143,7 @@ class Sampler:
         kept = tuple(
             g for g in reading.gpus if g.uuid in self._included or str(g.index) in self._included
         )
-        return GpusReading(
-            taken_at_ms=reading.taken_at_ms,
-            problem=reading.problem,
-            absent=reading.absent,
-            gpus=kept,
-        )
+        return replace(reading, gpus=kept)
 
 
 def machine_facts(

@@ -20,9 +20,11 @@ from rlq.cli.app import App, Parsed, note, verb, warn, whole
 from rlq.cli.calibration import Calibration, Curve
 from rlq.cli.commands.submit_sac import (
     N_ENVS_MAX,
+    algo_option,
     ask_plan,
     choice,
     parse_set,
+    setting_words,
     workload_argv,
 )
 from rlq.cli.output import clean, print_json
@@ -45,14 +47,7 @@ LIMIT_PER_JOB_S = 120.0
 
 
 @verb("calibrate", short_help="Measure how many SAC jobs this machine runs best.")
-@click.option(
-    "--algo",
-    metavar="sb3|sbx",
-    type=Parsed("algo", choice("sb3", "sbx")),
-    default="sb3",
-    show_default=True,
-    help="Stable-Baselines3 (torch) or SBX (JAX).",
-)
+@algo_option
 @click.option(
     "--env",
     "env_id",
@@ -126,10 +121,7 @@ def command(
     """
     specs.text("--env", env_id)
     training = ["--algo", algo, "--env", env_id]
-    if n_envs is not None:
-        training += ["--n-envs", str(n_envs)]
-    for setting in settings:
-        training += ["--set", setting]
+    training += setting_words(n_envs, settings)
     with app.client() as client, tempfile.TemporaryDirectory(prefix="rlq-calibrate-") as runs:
         machine = client.devices()
         devices = devices_of(device, machine)

@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,8 +87,7 @@ def choice(*words: str) -> Any:
     return parse
 
 
-@verb("sac", short_help="Queue a sweep of SAC trainings, one job for each seed.")
-@click.option(
+algo_option = click.option(
     "--algo",
     metavar="sb3|sbx",
     type=Parsed("algo", choice("sb3", "sbx")),
@@ -95,6 +95,18 @@ def choice(*words: str) -> Any:
     show_default=True,
     help="Stable-Baselines3 (torch) or SBX (JAX).",
 )
+
+
+def setting_words(n_envs: int | None, settings: Sequence[str]) -> list[str]:
+    """What decides how fast a training runs, for `python -m rlq_sac`."""
+    words = [] if n_envs is None else ["--n-envs", str(n_envs)]
+    for setting in settings:
+        words += ["--set", setting]
+    return words
+
+
+@verb("sac", short_help="Queue a sweep of SAC trainings, one job for each seed.")
+@algo_option
 @click.option(
     "--env", "env_id", metavar="ID", required=True, help="The gymnasium environment: Humanoid-v5."
 )
@@ -204,10 +216,7 @@ def command(
     folder = specs.working_folder(options["cwd"])
     base = options["name"] or f"{algo}-{env_id.replace('/', '-')}"
     training = ["--algo", algo, "--env", env_id, "--steps", str(steps), "--device", device]
-    if n_envs is not None:
-        training += ["--n-envs", str(n_envs)]
-    for setting in settings:
-        training += ["--set", setting]
+    training += setting_words(n_envs, settings)
     if eval_freq is not None:
         training += ["--eval-freq", str(eval_freq)]
     if checkpoint_freq is not None:
