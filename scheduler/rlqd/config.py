@@ -190,6 +190,16 @@ def _parse_folder(value: object) -> str:
 
 FOLDER = Kind(_parse_folder, json.dumps, '"" (see its meaning) or an absolute path')
 
+
+def _parse_account(value: object) -> str:
+    text = _string(value)
+    _check(len(text) <= 256 and text.isprintable() and not set(text) & set(" :,/"))
+    return text
+
+
+#: Whether there is such a group is asked when it matters: a directory service may be down.
+GROUP = Kind(_parse_account, json.dumps, '"" (none) or the name of a Unix group')
+
 # ---- keys --------------------------------------------------------------------------
 
 
@@ -420,6 +430,13 @@ class Daemon:
         choice("debug", "info", "warning", "error"),
         "info",
         "The least important messages that are logged (to stderr; with systemd, the journal).",
+    )
+    admin_group: str = _key(
+        "admin_group",
+        GROUP,
+        "",
+        "Its members may act on everybody's jobs, drain and stop, as root and the daemon's own"
+        " user may.",
     )
     keep_finished_ms: int | None = _key(
         "keep_finished",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import pwd
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.rlqd import Rlqd
+from tests.support.rlqd import Rlqd, configured
 from tests.support.waiting import wait_until
 
 from rlq.errors import NotFoundError, NotPermittedError, UsageError
@@ -307,6 +308,34 @@ def test_only_the_operator_stops_or_drains(tmp_path: Path) -> None:
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         assert not d.client().status().draining
+
+
+@as_root
+def test_members_of_the_admin_group_act_on_everybodys_jobs(
+    tmp_path: Path, client_code: Path
+) -> None:
+    group = grp.getgrgid(pwd.getpwnam(NOBODY).pw_gid).gr_name
+    config = configured(daemon={"admin_group": group})
+    with Rlqd(tmp_path, config=config, shared=True) as d:
+        root = d.client()
+
+        def admin(*args: str) -> subprocess.CompletedProcess[str]:
+            return rlq_as_nobody(d, client_code, *args)
+
+        job = root.submit(SLEEP, set_env={"SECRET": "roots-secret"})
+        d.until_state(root, job, JobState.RUNNING)
+        # By pattern an administrator, too, acts on their own.
+        assert admin("cancel", "--all", "--yes").returncode != 0
+        assert root.get(job).state is JobState.RUNNING
+        assert admin("drain").returncode == 0
+        assert root.status().draining
+        assert admin("drain", "--off").returncode == 0
+        # To act on a job takes none of its secrets.
+        refused = admin("show", "--env", str(job))
+        assert refused.returncode == 5
+        assert "roots-secret" not in refused.stdout + refused.stderr
+        assert admin("cancel", "--now", str(job)).returncode == 0
+        d.until_state(root, job, JobState.CANCELLED)
 
 
 def test_changes_name_each_job(tmp_path: Path) -> None:

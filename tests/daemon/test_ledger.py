@@ -12,6 +12,7 @@ from rlqd.core.learned import LearnedPeak
 from rlqd.core.machine import Scheduler
 from rlqd.core.model import Instant
 from rlqd.shell import rows
+from rlqd.shell.accounts import Accounts
 from rlqd.shell.ledger import PRUNE_EVERY, Ledger
 from rlqd.shell.views import Views
 
@@ -24,6 +25,7 @@ def ledger_of(store: Store, core: Scheduler) -> Ledger:
         logs_dir="/logs",
         core=core,
         live={},
+        accounts=Accounts(),
         host=lambda: None,
         gpus=lambda: None,
         supervisor_of=lambda _: None,

@@ -44,11 +44,13 @@ def test_users_see_their_own_programs_under_the_plain_name_and_operators_all() -
     core.guard.load([Learned("GPU", (alices, bobs), 2, estimate)], Instant(0))
     core.peaks.load(LearnedPeak(signature=s, mem_mib=7, at=Instant(0)) for s in (alices, bobs))
 
-    seen = profiles(core, "train.py", 0.0, ALICE)
+    seen = profiles(core, "train.py", 0.0, ALICE, sees_all=False)
     assert [(p.signature, p.mem_mib, len(p.solo)) for p in seen.programs] == [("train.py", 7, 1)]
     assert not seen.curves, "one that bob is in says what he runs"
-    assert [p.solo for p in profiles(core, "", 0.0, BOB).programs] == [()]
-    seen = profiles(core, "", 0.0, ME)
+    assert [p.solo for p in profiles(core, "", 0.0, BOB, sees_all=False).programs] == [()]
+    seen = profiles(core, "", 0.0, ME, sees_all=True)
     assert {p.signature for p in seen.programs} == {alices, bobs, mine}
     assert len(seen.curves) == 1
-    assert not profiles(core, str(ALICE), 0.0, ALICE).programs, "the pattern is of what is shown"
+    assert not profiles(core, str(ALICE), 0.0, ALICE, sees_all=False).programs, (
+        "the pattern is of what is shown"
+    )

@@ -13,17 +13,19 @@ from rlqd.core.model import Instant
 from rlqd.shell.signature import shown_as
 
 
-def profiles(core: Scheduler, pattern: str, now_unix: float, viewer_uid: int) -> Profiles:
+def profiles(
+    core: Scheduler, pattern: str, now_unix: float, viewer_uid: int, *, sees_all: bool
+) -> Profiles:
     """Everything that still counts, of the viewer's programs whose signature matches."""
     learned = [
         replace(row, signatures=shown)
         for row in core.guard.known(core.now)
-        if (shown := _shown(row.signatures, viewer_uid)) and _matches(shown, pattern)
+        if (shown := _shown(row.signatures, viewer_uid, sees_all)) and _matches(shown, pattern)
     ]
     peaks = {
         shown[0]: peak
         for signature in core.peaks.known
-        if (shown := _shown((signature,), viewer_uid))
+        if (shown := _shown((signature,), viewer_uid, sees_all))
         and _matches(shown, pattern)
         and (peak := core.peaks.get(signature, core.now))
     }
@@ -83,9 +85,10 @@ def profiles(core: Scheduler, pattern: str, now_unix: float, viewer_uid: int) ->
     )
 
 
-def _shown(learned: tuple[str, ...], viewer_uid: int) -> tuple[str, ...]:
+def _shown(learned: tuple[str, ...], viewer_uid: int, sees_all: bool) -> tuple[str, ...]:
     """Empty: one of them is another user's."""
-    names = tuple(shown for one in learned if (shown := shown_as(one, viewer_uid)) is not None)
+    found = [shown_as(one, viewer_uid, sees_all=sees_all) for one in learned]
+    names = tuple(one for one in found if one is not None)
     return names if len(names) == len(learned) else ()
 
 

@@ -36,6 +36,7 @@ from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.machine import Scheduler, placement_of
 from rlqd.shell import launching, learning, rows, sampling
+from rlqd.shell.accounts import Accounts
 from rlqd.shell.attempts import Attempts
 from rlqd.shell.ledger import Ledger
 from rlqd.shell.mps import MpsJobs
@@ -124,6 +125,7 @@ class Pump:
 
     wants_stop: bool = False
 
+    accounts: Accounts = field(default_factory=Accounts)
     core: Scheduler = field(default_factory=Scheduler)
     live: dict[model.JobId, Live] = field(default_factory=dict[model.JobId, Live])
     views: Views = field(init=False)
@@ -145,11 +147,13 @@ class Pump:
     _prune_due: int = 0
 
     def __post_init__(self) -> None:
+        self.accounts.admin_group = self.config.daemon.admin_group
         self.views = Views(
             config=self.config,
             logs_dir=str(self.logs_dir),
             core=self.core,
             live=self.live,
+            accounts=self.accounts,
             host=self.sampler.host,
             gpus=self.sampler.gpus,
             supervisor_of=self.supervisor_of,
@@ -157,7 +161,11 @@ class Pump:
             mps=self.mps,
         )
         self.desk = Desk(
-            config=self.config, store=self.store, views=self.views, logs_dir=str(self.logs_dir)
+            config=self.config,
+            store=self.store,
+            views=self.views,
+            accounts=self.accounts,
+            logs_dir=str(self.logs_dir),
         )
         self.ledger = Ledger(store=self.store, views=self.views)
         self.waiters = Waiters(store=self.store, views=self.views)
@@ -178,6 +186,7 @@ class Pump:
 
     def start(self) -> None:
         """Take up where the last daemon stopped.  Raises RlqError if the store cannot be used."""
+        self._check_accounts()
         self._draining = self.store.meta("draining") == "1"
         self._recover(monotonic_ms())
         self.sampler.start()
@@ -538,7 +547,13 @@ class Pump:
                 self.waiters.add(question.route, question.request_id, peer, request, now)
                 return None
             case wire.Profile(pattern=pattern):
-                return learning.profiles(self.core, pattern, time.time(), peer.uid)
+                return learning.profiles(
+                    self.core,
+                    pattern,
+                    time.time(),
+                    peer.uid,
+                    sees_all=self.accounts.is_operator(peer.uid),
+                )
             case wire.Forget(signature=signature):
                 return self._forget(signature, peer, now)
             case wire.Drain(on=on):
@@ -551,9 +566,13 @@ class Pump:
                 raise AssertionError(f"{type(question.request).__name__} is a change")
 
     def _require_operator(self, peer: Peer) -> None:
-        if peer.uid not in (0, os.geteuid()):
+        if not self.accounts.is_operator(peer.uid):
+            group = self.accounts.admin_group
             raise NotPermittedError(
-                "only root and the daemon's own user may do this", hint="ask an administrator"
+                f"only root and the members of the group {group} may do this"
+                if group
+                else "only root and the daemon's own user may do this",
+                hint="ask an administrator",
             )
 
     def _drain(self, on: bool, peer: Peer, now: model.Instant) -> wire.Reply:
@@ -743,6 +762,12 @@ class Pump:
         if arrived & {signal.SIGTERM, signal.SIGINT}:
             self.wants_stop = True
 
+    def _check_accounts(self) -> None:
+        """No reason not to serve: a directory service may be down, and come back."""
+        group = self.accounts.admin_group
+        if group and self.accounts.gid(group) is None:
+            log.warning("daemon.admin_group: there is no group %s on this machine (now)", group)
+
     def _reload(self) -> None:
         self.notifier.reloading()
         try:
@@ -752,6 +777,9 @@ class Pump:
             log.error("the configuration is left as it was: %s%s", error, hint)
         else:
             logging.getLogger().setLevel(self.config.daemon.log_level.upper())
+            self.accounts.admin_group = self.config.daemon.admin_group
+            self.accounts.forget()
+            self._check_accounts()
             self.core.policy = rows.core_policy(self.config)
             self.core.guard.policy = rows.guard_policy(self.config)
             self.views.config = self.desk.config = self.config

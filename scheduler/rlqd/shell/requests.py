@@ -23,6 +23,7 @@ from rlqd.adapters.sqlite import Brief, Row, Store
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.shell import launching, rows, validation
+from rlqd.shell.accounts import Accounts
 from rlqd.shell.views import Views
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class Desk:
     config: Config
     store: Store
     views: Views
+    accounts: Accounts
     logs_dir: str
     _number: int = 0
 
@@ -158,14 +160,16 @@ class Desk:
         ended = self.store.get(
             i
             for i, one in found.items()
-            if is_requeue and one.state.is_final and change.peer.uid in (0, one.uid)
+            if is_requeue
+            and one.state.is_final
+            and self.accounts.may_act_for(change.peer.uid, one.uid)
         )
         for job_id in missing_ids(selection, found):
             change.settled.append(
                 wire.Change(id=job_id, ok=False, message="no such job", kind="not-found")
             )
         for row in found.values():
-            if change.peer.uid not in (0, row.uid):
+            if not self.accounts.may_act_for(change.peer.uid, row.uid):
                 message = f"it is {row.user}'s job"
                 change.settled.append(
                     wire.Change(
@@ -206,7 +210,11 @@ class Desk:
         """
         validation.check_selection(selection, required=True)
         ids = self.store.ids(selection, LIVE_STATES - {JobState.PENDING})
-        return [row for row in self.store.get(ids).values() if peer.uid in (0, row.uid)]
+        return [
+            row
+            for row in self.store.get(ids).values()
+            if self.accounts.may_act_for(peer.uid, row.uid)
+        ]
 
     def answer(self, change: Change, request: ChangeRequest) -> wire.Reply:
         """The reply to a change that is committed."""
@@ -274,6 +282,7 @@ class Desk:
 
     def environment(self, request: wire.Environment, peer: Peer) -> wire.Variables:
         row = self.row(request.id)
+        # Not the administrators': it holds tokens, and to act on a job takes none of them.
         if peer.uid not in (0, row.uid):
             raise NotPermittedError(
                 f"job {row.id} is {row.user}'s: its environment is theirs alone"

@@ -29,6 +29,7 @@ from rlqd.core.machine import Scheduler
 from rlqd.core.policy import Plan
 from rlqd.readings import GpuReading, GpusReading, HostReading
 from rlqd.shell import explaining, launching, rows
+from rlqd.shell.accounts import Accounts
 from rlqd.shell.mps import MpsJobs
 from rlqd.shell.progress import Tracker
 from rlqd.shell.signature import signature_of
@@ -55,6 +56,7 @@ class Views:
     logs_dir: str
     core: Scheduler
     live: dict[model.JobId, Live]
+    accounts: Accounts
     host: Callable[[], HostReading | None]
     gpus: Callable[[], GpusReading | None]
     supervisor_of: Callable[[int], int | None]
@@ -84,7 +86,9 @@ class Views:
         detail = rows.load_detail(row.detail)
         live = self.live.get(job_id)
         known = self.core.jobs.get(job_id)
-        is_hidden = self.config.daemon.hide_commands and viewer_uid not in (0, row.uid)
+        is_hidden = self.config.daemon.hide_commands and not self.accounts.may_act_for(
+            viewer_uid, row.uid
+        )
         reason = row.reason
         placement, usage, progress = detail.placement, detail.usage, detail.progress
         pid = None

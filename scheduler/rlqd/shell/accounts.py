@@ -1,0 +1,84 @@
+"""What the machine's user database says of a uid: its groups, and so who is an administrator.
+
+A message's word counts for nothing here: the uid comes from the kernel, the groups from
+getgrouplist(3), which asks whatever nsswitch.conf names (files, LDAP, NIS).
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+#: A directory service may take a while over each look, and a membership that was taken away
+#: must not count for long.
+REMEMBERED_S = 60.0
+
+
+def gids_of(uid: int) -> frozenset[int]:
+    """Every group of a user; none of one that is unknown."""
+    try:
+        user = pwd.getpwuid(uid)
+        return frozenset(os.getgrouplist(user.pw_name, user.pw_gid))
+    except (KeyError, OSError):
+        return frozenset()
+
+
+def gid_of(group: str) -> int | None:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except (KeyError, OSError):
+        return None
+
+
+@dataclass(slots=True)
+class Accounts:
+    """Remembers what it looked up for `REMEMBERED_S`."""
+
+    #: The group whose members are administrators (daemon.admin_group); "": nobody's.
+    admin_group: str = ""
+    look_up: Callable[[int], frozenset[int]] = gids_of
+    look_up_group: Callable[[str], int | None] = gid_of
+    clock: Callable[[], float] = time.monotonic
+    _gids: dict[int, tuple[float, frozenset[int]]] = field(
+        default_factory=dict[int, tuple[float, frozenset[int]]]
+    )
+    _groups: dict[str, tuple[float, int | None]] = field(
+        default_factory=dict[str, tuple[float, int | None]]
+    )
+
+    def is_operator(self, uid: int) -> bool:
+        """Whether this user may act on everybody's jobs, and on the daemon itself: root, the
+        daemon's own user, and the members of `admin_group`."""
+        if uid in (0, os.geteuid()):
+            return True
+        return self.admin_group != "" and self.is_member(uid, self.admin_group)
+
+    def may_act_for(self, uid: int, owner: int) -> bool:
+        """Whether this user may act on what is `owner`'s."""
+        return uid == owner or self.is_operator(uid)
+
+    def is_member(self, uid: int, group: str) -> bool:
+        gid = self.gid(group)
+        return gid is not None and gid in self.gids(uid)
+
+    def gids(self, uid: int) -> frozenset[int]:
+        known = self._gids.get(uid)
+        if known is None or self.clock() - known[0] >= REMEMBERED_S:
+            known = self._gids[uid] = (self.clock(), self.look_up(uid))
+        return known[1]
+
+    def gid(self, group: str) -> int | None:
+        """None: there is no such group, or nobody can be asked."""
+        known = self._groups.get(group)
+        if known is None or self.clock() - known[0] >= REMEMBERED_S:
+            known = self._groups[group] = (self.clock(), self.look_up_group(group))
+        return known[1]
+
+    def forget(self) -> None:
+        """Look everything up anew."""
+        self._gids.clear()
+        self._groups.clear()

@@ -1,0 +1,115 @@
+"""Who may act on everybody's jobs: the kernel's uid and the machine's groups say so."""
+
+from __future__ import annotations
+
+import grp
+import os
+from dataclasses import dataclass, field
+
+import pytest
+
+from rlqd.shell.accounts import REMEMBERED_S, Accounts, gid_of, gids_of
+
+ALICE, BOB = 54_001, 54_002
+ADMINS, STUDENTS = 7_001, 7_002
+
+
+@dataclass
+class Directory:
+    """A user database that counts how often it is asked."""
+
+    members: dict[int, set[int]] = field(default_factory=dict)
+    groups: dict[str, int] = field(default_factory=dict)
+    asked: int = 0
+
+    def gids(self, uid: int) -> frozenset[int]:
+        self.asked += 1
+        return frozenset(self.members.get(uid, ()))
+
+    def gid(self, group: str) -> int | None:
+        return self.groups.get(group)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def directory() -> Directory:
+    return Directory({ALICE: {ADMINS}, BOB: {STUDENTS}}, {"rlq-admin": ADMINS})
+
+
+def accounts(directory: Directory, group: str, clock: Clock | None = None) -> Accounts:
+    return Accounts(
+        admin_group=group,
+        look_up=directory.gids,
+        look_up_group=directory.gid,
+        clock=clock or Clock(),
+    )
+
+
+def test_root_the_daemons_user_and_the_groups_members_are_administrators(
+    directory: Directory,
+) -> None:
+    known = accounts(directory, "rlq-admin")
+    assert known.is_operator(0)
+    assert known.is_operator(os.geteuid())
+    assert known.is_operator(ALICE)
+    assert not known.is_operator(BOB)
+
+
+@pytest.mark.parametrize("group", ["", "no-such-group"])
+def test_without_a_group_nobody_else_is(directory: Directory, group: str) -> None:
+    known = accounts(directory, group)
+    assert not known.is_operator(ALICE)
+    assert not known.is_operator(BOB)
+    assert known.is_operator(0)
+
+
+def test_everybody_acts_on_their_own_and_administrators_on_all(directory: Directory) -> None:
+    known = accounts(directory, "rlq-admin")
+    assert known.may_act_for(BOB, BOB)
+    assert not known.may_act_for(BOB, ALICE)
+    assert known.may_act_for(ALICE, BOB)
+
+
+def test_a_membership_is_remembered_a_while_and_then_looked_up_anew(
+    directory: Directory,
+) -> None:
+    clock = Clock()
+    known = accounts(directory, "rlq-admin", clock)
+    for _ in range(100):
+        assert known.is_operator(ALICE)
+    assert directory.asked == 1
+    directory.members[ALICE] = set()
+    clock.now = REMEMBERED_S - 1
+    assert known.is_operator(ALICE)
+    clock.now = REMEMBERED_S
+    assert not known.is_operator(ALICE), "taken away, and not for long still there"
+    directory.members[ALICE] = {ADMINS}
+    known.forget()
+    assert known.is_operator(ALICE)
+
+
+def test_a_group_that_comes_with_the_directory_service_counts_from_then_on(
+    directory: Directory,
+) -> None:
+    clock = Clock()
+    gid = directory.groups.pop("rlq-admin")
+    known = accounts(directory, "rlq-admin", clock)
+    assert not known.is_operator(ALICE)
+    directory.groups["rlq-admin"] = gid
+    clock.now = REMEMBERED_S
+    assert known.is_operator(ALICE)
+
+
+def test_the_machines_own_database_is_asked() -> None:
+    me = os.geteuid()
+    mine = gids_of(me)
+    assert os.getegid() in mine
+    assert gid_of(grp.getgrgid(os.getegid()).gr_name) == os.getegid()
+    assert gids_of(3_999_999_999) == frozenset()
+    assert gid_of("no such group") is None
