@@ -17,11 +17,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from tests.support.rlqd import QUIET_CONFIG, Rlqd, configured
 from tests.support.waiting import wait_until
 
 from rlq.client import Client
-from rlq.errors import UnreachableError
+from rlq.errors import UnreachableError, UsageError
 from rlq.protocol.messages import Job
 from rlq.protocol.states import JobState
 
@@ -350,5 +351,12 @@ def test_one_damaged_row_does_not_keep_the_daemon_from_starting(tmp_path: Path) 
             db.commit()
         d.start()
         assert f"job {bad} cannot be read" in d.log()
+        damaged = client.get(bad)
+        assert (damaged.state, damaged.reason) == (
+            JobState.NODE_FAIL,
+            "its record in the database is damaged",
+        )
+        with pytest.raises(UsageError, match=f"job {bad} cannot be queued again"):
+            client.requeue(bad)
         client.release(good)
         d.until_state(client, good, JobState.COMPLETED)

@@ -15,7 +15,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ import zmq
 from rlq.errors import NotFoundError, NotPermittedError, ProtocolError, RlqError, UnavailableError
 from rlq.protocol import codec
 from rlq.protocol import messages as wire
+from rlq.protocol.states import JobState
 from rlqd.adapters.processes import LaunchOrder, Processes
 from rlqd.adapters.reports import ReportSocket
 from rlqd.adapters.sqlite import Row, Store
@@ -42,6 +43,7 @@ from rlqd.shell.ledger import Ledger
 from rlqd.shell.mps import MpsJobs
 from rlqd.shell.progress import Company, Tracker, recent_s
 from rlqd.shell.requests import (
+    DAMAGED,
     Change,
     ChangeRequest,
     Desk,
@@ -653,7 +655,8 @@ class Pump:
         Raises:
             UnavailableError: what became of a process cannot be found out yet: a full disk.
         """
-        jobs = self._rebuild(now)
+        jobs, damaged = self._rebuild(now)
+        self._end_damaged(damaged)
         self.ledger.load_learned(self.core, now)
         try:
             found = [
@@ -680,9 +683,27 @@ class Pump:
         if found:
             log.info("found %d jobs that had started before", len(found))
 
-    def _rebuild(self, now: model.Instant) -> list[model.Job]:
-        """The core as the database has it; its jobs."""
+    def _end_damaged(self, ids: Iterable[int]) -> None:
+        """A waiting job whose row somebody has damaged would wait for ever, and nobody could
+        cancel it."""
+        with self.store.transaction():
+            for job_id in ids:
+                self.store.update_state(
+                    job_id,
+                    state=JobState.NODE_FAIL,
+                    held=False,
+                    attempt=0,
+                    reason=DAMAGED,
+                    started_at=None,
+                    ended_at=time.time(),
+                    exit_code=None,
+                    signal=None,
+                )
+
+    def _rebuild(self, now: model.Instant) -> tuple[list[model.Job], list[int]]:
+        """The core as the database has it: its jobs, and those waiting that cannot be read."""
         jobs: list[model.Job] = []
+        damaged: list[int] = []
         self.live.clear()
         for row in self.store.live():
             job_id = model.JobId(row.id)
@@ -692,6 +713,8 @@ class Pump:
             except (msgspec.MsgspecError, KeyError, TypeError):
                 # One row that somebody has damaged must not keep all others from running.
                 log.exception("job %d cannot be read from the database; it is left out", row.id)
+                if row.state is JobState.PENDING:
+                    damaged.append(row.id)
                 continue
             jobs.append(model.Job(job_id, spec, row.attempt, state))
             self.live[job_id] = Live(uid=row.uid, user=row.user, started_at=row.started_at)
@@ -706,7 +729,7 @@ class Pump:
         self.core.guard.policy = rows.guard_policy(self.config)
         self.views.core = self.core
         self.views.invalidate()
-        return jobs
+        return jobs, damaged
 
     # ---- housekeeping --------------------------------------------------------------
 

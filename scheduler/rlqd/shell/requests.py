@@ -34,6 +34,7 @@ LIST_MAX = 2_000
 LIST_BYTES_MAX = 8 * 2**20
 #: Likewise one request that changes jobs.
 CHANGES_MAX = 20_000
+DAMAGED = "its record in the database is damaged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,9 +298,18 @@ class Desk:
 
 
 def finished_job(row: Row, desk: Desk) -> model.Job:
-    """A finished job as the core would have it, to be queued again."""
-    state = rows.load_state(rows.load_detail(row.detail))
-    spec = rows.core_spec(row.job_spec, row.uid, desk.config)
+    """A finished job as the core would have it, to be queued again.
+
+    Raises:
+        UsageError: its row is damaged.
+    """
+    try:
+        state = rows.load_state(rows.load_detail(row.detail))
+        spec = rows.core_spec(row.job_spec, row.uid, desk.config)
+    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"job {row.id} cannot be queued again: {DAMAGED}", hint="submit it anew"
+        ) from error
     return model.Job(model.JobId(row.id), spec, row.attempt, state)
 
 
