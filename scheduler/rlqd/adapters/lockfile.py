@@ -27,7 +27,8 @@ class Lock:
     def release(self) -> None:
         """Safe to repeat."""
         if self._fd >= 0:
-            os.ftruncate(self._fd, 0)
+            with contextlib.suppress(OSError):  # a disk that has turned read-only under it
+                os.ftruncate(self._fd, 0)
             os.close(self._fd)
             self._fd = -1
 

@@ -523,7 +523,14 @@ class Processes:
         )
 
     def _is_locked(self, key: tuple[int, int]) -> bool:
-        fd = os.open(self.folder(*key) / "lock", os.O_RDWR | os.O_CLOEXEC)
+        path = self.folder(*key) / "lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # which NFS wants of a lock
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            # A failing disk has turned read-only under a job that must be found to be stopped.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -11,6 +11,9 @@ Cost of a listing: ids first, from an index, newest first; then only the rows of
 Totals by user and state are kept in memory, as this connection is the only writer (rlqd.lock
 sees to that), so that no listing counts 100,000 rows.
 
+A file that is removed or replaced under an open connection takes writes all the same, and loses
+them: every transaction looks first whether the path still leads to the file that was opened.
+
 A failed statement leaves no half: the transaction is rolled back, and the caller gets an
 UnavailableError that names the file and what is wrong with it.
 """
@@ -170,12 +173,16 @@ _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM job"
 _INSERT = f"INSERT INTO job ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 
 
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
 class Store:
     """Jobs on disk.  Belongs to one thread.
 
     Raises (the constructor and every method):
-        UnavailableError: the disk is full, failing or read-only; the file is damaged, of a
-            newer rlq, or not rlq's; somebody else keeps it locked.
+        UnavailableError: the disk is full, failing or read-only; the file is damaged, removed,
+            replaced, of a newer rlq, or not rlq's; somebody else keeps it locked.
     """
 
     def __init__(
@@ -188,7 +195,9 @@ class Store:
         self._next_id = self._next_id_stored = 1
         try:
             # SQLite gives its -wal and -shm the mode of the database: secrets stay the owner's.
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = _identity(os.fstat(fd))
+            os.close(fd)
         except OSError as error:
             raise UnavailableError(
                 f"cannot open the database {self.path}: {error.strerror}",
@@ -276,6 +285,26 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def lost(self) -> UnavailableError | None:
+        """Why nothing may be written, if the file at `path` is no longer the one that is open.
+
+        One call of stat(2); whoever moves the file back makes it good again.
+        """
+        try:
+            if _identity(os.stat(self.path)) == self._file:
+                return None
+            what = "was replaced while rlqd runs; restart rlqd to go on with the new one"
+        except FileNotFoundError:
+            what = (
+                "was removed while rlqd runs; move it back, or restart rlqd to begin with an"
+                " empty queue"
+            )
+        except OSError as error:
+            what = f"cannot be looked at: {error.strerror}"
+        return UnavailableError(
+            f"the database {self.path} {what}", hint="running jobs run on either way"
+        )
+
     # ---- transactions --------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -290,6 +319,8 @@ class Store:
         self.commit()
 
     def begin(self) -> None:
+        if (lost := self.lost()) is not None:
+            raise lost
         self._run("BEGIN IMMEDIATE")
 
     def commit(self) -> None:

@@ -65,6 +65,8 @@ RETRY_MS = 2_000
 #: Free space of the state folder is looked at this often, and this little is too little.
 DISK_PERIOD_MS = 10_000
 DISK_MIB_MIN = 32
+#: How long a removed or replaced database stays unnoticed where nothing is to be written.
+DATABASE_PERIOD_MS = 2_000
 #: The driver of idle boards takes seconds to wake up; systemd and users wait meanwhile.
 FIRST_READINGS_MS = 3_000
 STATUS_PERIOD_MS = 10_000
@@ -145,6 +147,7 @@ class Pump:
     _draining: bool = False
     _disk_is_full: bool = False
     _disk_due: int = 0
+    _database_due: int = 0
     _status_due: int = 0
     _prune_due: int = 0
 
@@ -629,6 +632,8 @@ class Pump:
             problems.append(f"{self.socket_path} was removed: restart rlqd to be found again")
         if self._broken:
             problems.append(f"nothing can be changed: {self._broken}")
+        elif (lost := self.store.lost()) is not None:
+            problems.append(f"nothing can be changed: {lost.message}")
         if self._disk_is_full:
             problems.append(
                 f"less than {DISK_MIB_MIN} MiB is free for {self.state_dir}: nothing new starts"
@@ -735,6 +740,9 @@ class Pump:
 
     def _housekeep(self, now: model.Instant) -> None:
         self.notifier.watchdog()
+        if now >= self._database_due:
+            self._database_due = now + DATABASE_PERIOD_MS
+            self._look_at_database(now)
         if now >= self._disk_due:
             self._disk_due = now + DISK_PERIOD_MS
             self._look_at_disk(now)
@@ -752,6 +760,16 @@ class Pump:
             self._prune_due = now + 60_000
             with contextlib.suppress(UnavailableError):
                 self.store.prune(time.time() - keep_ms / 1000)
+
+    def _look_at_database(self, now: model.Instant) -> None:
+        """Raises UnavailableError, which ends the daemon: its socket's file is gone as well, so
+        that nobody could be told, and a successor may be serving already."""
+        if (lost := self.store.lost()) is None:
+            return
+        if not self.server.listening():
+            raise lost
+        if not self._broken:
+            self._break(lost, now)
 
     def _look_at_disk(self, now: model.Instant) -> None:
         try:
