@@ -364,6 +364,19 @@ class Guard:
     forget_ms: int = _key(
         "forget", duration("1m", "3650d"), "30d", "How long what was learned counts."
     )
+    pause_youngest: bool = _key(
+        "pause_youngest",
+        FLAG,
+        False,
+        "Whether the youngest job of a device is paused where fewer jobs were measured to be"
+        " faster together.",
+    )
+    pause_turn_ms: int = _key(
+        "pause_turn",
+        duration("1s", "1d"),
+        "10m",
+        "How long a job stays paused by `pause_youngest` at most: then it is another one's turn.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

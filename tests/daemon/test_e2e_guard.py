@@ -158,6 +158,26 @@ def test_jobs_that_gain_nothing_together_run_alone_after_one_trial(
         assert watch.running_max == 2
 
 
+def test_the_youngest_of_jobs_that_slow_each_other_down_can_be_paused(tmp_path: Path) -> None:
+    config = configured(
+        guard={**GUARD, "pause_youngest": True, "pause_turn": "1h"}, monitor={"period": "150ms"}
+    )
+    with EmulatedGpus(tmp_path, config=config) as d:
+        first, second, *_, last = d.train(client := d.client(), QUARREL, count=MANY)
+        paused = wait_until(
+            lambda: client.get(second), lambda job: job.state is JobState.SUSPENDED, 90
+        )
+        said = "paused by rlqd: 2 jobs on GPU 0 are slower than 1"
+        assert paused.reason == said
+        assert said in d.rlq("list").stdout
+        assert client.why(second).summary.startswith(f"{said}; it goes on in ")
+        assert "2 jobs on GPU 0 are slower than 1, so one" in client.why(last).summary
+
+        client.cancel(first, now=True)
+        wait_until(lambda: client.get(second), lambda job: job.state is JobState.RUNNING, 60)
+        assert [job.id for job in client.list() if job.state is JobState.RUNNING] == [second]
+
+
 def test_what_was_learned_survives_a_kill_of_the_daemon(tmp_path: Path) -> None:
     knee = KNEE.knee(THRESHOLD)
     with EmulatedGpus(tmp_path, config=CONFIG) as d:

@@ -196,8 +196,44 @@ MUTANTS = [
     Mutant(
         "a job that was paused has no time limit any more",
         "machine.py",
-        "deadline = None if left_ms is None else Instant(self.now + left_ms)",
+        "deadline = None if state.left_ms is None else Instant(self.now + state.left_ms)",
         "deadline = None",
+    ),
+    Mutant(
+        "time counts while a job is paused",
+        "machine.py",
+        "left_ms = None if state.deadline is None else max(1, state.deadline - self.now)",
+        "left_ms = None if state.deadline is None else max(1, (state.deadline - self.now) // 2)",
+    ),
+    Mutant(
+        "rlqd pauses a job for ever",
+        "machine.py",
+        "return None if why is None else why.until",
+        "return None",
+    ),
+    Mutant(
+        "rlqd pauses a job again as soon as it goes on",
+        "machine.py",
+        "rested_at = None if by_user else self.now",
+        "rested_at = None",
+    ),
+    Mutant(
+        "rlqd pauses a job that a user let go on",
+        "machine.py",
+        "and not (job.state.stays or job.spec.exclusive or job.spec.interactive)",
+        "and not (job.spec.exclusive or job.spec.interactive)",
+    ),
+    Mutant(
+        "rlqd pauses a job that somebody sits in front of",
+        "machine.py",
+        "and not (job.state.stays or job.spec.exclusive or job.spec.interactive)",
+        "and not (job.state.stays or job.spec.exclusive)",
+    ),
+    Mutant(
+        "rlqd lets a job go on that a user has paused",
+        "machine.py",
+        "self._to(job, replace(job.state, backed_off=None))",
+        "self._to(job, job.state)",
     ),
 ]
 

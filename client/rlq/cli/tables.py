@@ -66,6 +66,8 @@ def _row(job: Job, now: float, *, several: bool, reports: bool) -> Row:
         *([job.user] if several else []),
         Cell(state_word(job), STATE_STYLES.get(job.state, "red")),
     ]
+    if job.state is JobState.SUSPENDED and job.reason:
+        return Row(head, rest=Cell(job.reason, "dim"))
     if job.state is JobState.PENDING:
         since = format_duration(now - job.submitted_at)
         return Row(head, rest=Cell(pending_reason(job) or f"since {since}", "dim"))

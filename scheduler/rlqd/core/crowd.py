@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rlqd.core.guard import SHARED, DeviceKind, Guard, Occupant, Throughput, Verdict
-from rlqd.core.model import GpuFacts, GpuId, Instant, JobFacts, JobId, JobSpec, MachineFacts
+from rlqd.core.model import (
+    BackedOff,
+    GpuFacts,
+    GpuId,
+    Instant,
+    JobFacts,
+    JobId,
+    JobSpec,
+    MachineFacts,
+)
 from rlqd.core.room import Holding
 
 #: Outsiders count as company from this on: a device shared with them is another kind of device,
@@ -27,7 +36,10 @@ class Crowd:
 
     #: By this reading alone: `kind` tells what counts.
     kinds: dict[Device, DeviceKind]
+    #: A paused job is none.
     occupants: dict[Device, list[Occupant]]
+    #: Where rlqd has paused a job: it goes on before another one starts.
+    backed_off: dict[Device, BackedOff]
     #: How many wait for room; None: not asked.
     waiting: int | None = None
     #: Verdicts of this pass: hundreds of waiting shapes may be of one program.
@@ -41,7 +53,12 @@ class Crowd:
     ) -> Crowd:
         measured = dict(facts.jobs)
         occupants: dict[Device, list[Occupant]] = {None: [], **{g.id: [] for g in facts.gpus}}
+        backed_off: dict[Device, BackedOff] = {}
         for holding in holdings:
+            if holding.backed_off is not None:
+                backed_off |= {d: holding.backed_off for d in holding.placement.gpus or (None,)}
+            if holding.is_paused:
+                continue
             job = measured.get(holding.job_id)
             occupant = Occupant(
                 job_id=holding.job_id,
@@ -57,7 +74,7 @@ class Crowd:
         }
         is_shared = facts.millicores_outside >= OUTSIDE_MILLICORES
         kinds[None] = f"CPU, {len(facts.cores)} cores" + (SHARED if is_shared else "")
-        return cls(kinds, occupants, waiting)
+        return cls(kinds, occupants, backed_off, waiting)
 
     def devices(self) -> list[Device]:
         return list(self.kinds)
@@ -74,6 +91,8 @@ class Crowd:
         if spec.unguarded:
             jobs = len(self.occupants.get(device, []))
             return Verdict(admits=True, because="unguarded", jobs=jobs)
+        if (why := self.backed_off.get(device)) is not None:
+            return Verdict(admits=False, because="paused", jobs=why.jobs, better=why.better)
         is_last = self._few_wait() and self._is_emptiest(device)
         key = (device, spec.signature, is_last)
         if key not in self._verdicts:

@@ -52,6 +52,9 @@ WORTHWHILE = 500
 HARMLESS_PCT = 2
 #: A job that pauses (an evaluation, a checkpoint) counts as going on as before for so long.
 PAUSE_MS = 30_000
+#: Fewer jobs were faster if they gave so much more, by so many measurements of those that run.
+SLOWER_PCT = 5
+SLOWER_OBSERVATIONS = 2
 #: What the kind of a device is called that outsiders use as well.
 SHARED = ", shared"
 #: For so long the readings have to say so, or the opposite.  A process of ours that has just
@@ -128,9 +131,12 @@ class Verdict:
     """Whether one more job is worth starting, and why, as data."""
 
     admits: bool
-    #: "free", "unjudged", "unguarded", "prior", "known", "explore", "measuring", "flat"
+    #: "free", "unjudged", "unguarded", "prior", "known", "explore", "measuring", "flat",
+    #: "last", "paused"
     because: str
     jobs: int = 0
+    #: Where one of the `jobs` is paused: so many were faster.
+    better: int = 0
     stp: int | None = None
     #: Expected STP with one more, less STP now.
     gain: int | None = None
@@ -156,6 +162,7 @@ class _Watch:
 
     kind: DeviceKind
     jobs: tuple[JobId, ...]
+    since: Instant
     #: (when, the rate of each job), oldest first.
     readings: list[tuple[Instant, tuple[int, ...]]] = field(
         default_factory=list[tuple[Instant, tuple[int, ...]]]
@@ -229,7 +236,7 @@ class Guard:
         if watch is None or watch.jobs != jobs or watch.kind != kind:
             for gone in set(watch.jobs if watch else ()) - set(jobs):
                 self._trained.pop(gone, None)
-            watch = self._watches[device] = _Watch(kind, jobs)
+            watch = self._watches[device] = _Watch(kind, jobs, now)
         rates = [self._rate(now, o) for o in here]
         known = tuple(rate for rate in rates if rate is not None)
         if not jobs or len(known) < len(jobs) or not all(o.signature for o in here):
@@ -497,6 +504,36 @@ class Guard:
 
     def _is_vocal(self, signature: Signature) -> bool:
         return signature in self._vocal or any(one == signature for _, one in self.solo)
+
+    def measured(self, device: str, kind: DeviceKind, occupants: Sequence[Occupant]) -> int | None:
+        """STP of just these jobs, measured more than once since they have run together."""
+        watch = self._watches.get(device)
+        jobs = tuple(sorted(o.job_id for o in occupants))
+        if watch is None or (watch.kind, watch.jobs) != (kind, jobs):
+            return None
+        if len(jobs) == 1:
+            return ONE_JOB
+        found = self.stp.get(Mix.of(kind, (o.signature for o in occupants)))
+        if found is None or found.at < watch.since or found.observations < SLOWER_OBSERVATIONS:
+            return None
+        return found.value
+
+    def faster(
+        self, now: Instant, kind: DeviceKind, occupants: Sequence[Occupant], without: Occupant
+    ) -> int | None:
+        """How many jobs like these, but fewer, gave clearly more; None: none are known to."""
+        here = Mix.of(kind, (o.signature for o in occupants))
+        left = Mix.of(kind, (o.signature for o in occupants if o is not without))
+        found = self.stp.get(here)
+        if found is None:
+            return None
+        fewer = [(n, e) for n, e in self._points(here) if n < here.jobs]
+        fewer += [(n, e) for n, e in self._points(left) if n == left.jobs]
+        known = [(e.value, n) for n, e in fewer if now - e.at <= self.policy.forget_ms]
+        if all(self.solo_of(kind, one) is not None for one in left.signatures):
+            known.append((ONE_JOB, 1))
+        value, n = max(known, default=(0, 0))
+        return n if value * 100 > found.value * (100 + SLOWER_PCT) else None
 
     def throughput(self, kind: DeviceKind, occupants: Sequence[Occupant]) -> Throughput:
         """What these jobs achieve just now, as far as all of them report and are known alone."""

@@ -54,6 +54,10 @@ def _check_job(scheduler: Scheduler, job: Job) -> None:
     if isinstance(state, Suspended):
         assert state.ran_ms >= 0, job
         assert state.left_ms is None or state.left_ms > 0, job
+        if state.backed_off is not None:
+            is_left_alone = job.spec.exclusive or job.spec.interactive or job.spec.unguarded
+            assert not is_left_alone, job
+            assert 1 <= state.backed_off.better < state.backed_off.jobs, job
     # A state whose time is up has been dealt with.
     due = deadline_of(state)
     if due is not None and not isinstance(state, Pending):

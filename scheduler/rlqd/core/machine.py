@@ -7,6 +7,7 @@ The rules, on top:
     CONFIGURING  --launch failed-->     PENDING (a passing reason, a few times) or LAUNCH_FAILED
     CONFIGURING  --launch voided-->     PENDING       proved never to have run
     RUNNING      --pause/resume-->      SUSPENDED / RUNNING   Freeze
+    RUNNING      --fewer were faster--> SUSPENDED, and its turn later RUNNING (core/backoff.py)
     RUNNING      --cancel, time limit, requeue-->  COMPLETING   Terminate, after the grace Kill
     RUNNING      --exited-->            COMPLETED, FAILED or OUT_OF_MEMORY
     RUNNING      --lost-->              NODE_FAIL, or PENDING with --requeue
@@ -23,15 +24,17 @@ from dataclasses import dataclass, field, replace
 from signal import Signals
 from typing import assert_never
 
+from rlqd.core import backoff
 from rlqd.core import policy as policies
 from rlqd.core.charge import Footprint, charge_now, need_of
-from rlqd.core.crowd import Crowd
+from rlqd.core.crowd import Crowd, Device
 from rlqd.core.guard import Guard, Learned
 from rlqd.core.learned import LearnedPeak, Peaks
 from rlqd.core.model import (
     Accept,
     Action,
     AdmissionSet,
+    BackedOff,
     CancelRequested,
     Cause,
     Charge,
@@ -110,7 +113,9 @@ def deadline_of(state: State) -> Instant | None:
             return at
         case Running(deadline=at) | Completing(kill_at=at):
             return at
-        case Suspended() | Finished():
+        case Suspended(backed_off=why):
+            return None if why is None else why.until
+        case Finished():
             return None
         case _:
             assert_never(state)
@@ -173,9 +178,12 @@ class Scheduler:
         assert now >= self.now, "the shell's clock ran backwards"
         self.now = now
         assert not self._out
+        was_read = False
         for event in events:
             self._apply(event)
+            was_read |= isinstance(event, MachineSampled)
         self._expire()
+        self._back_off(was_read=was_read)
         self._start_what_fits()
         learned: list[Learned | LearnedPeak] = []
         learned += self.guard.take_changes()
@@ -209,6 +217,8 @@ class Scheduler:
                     signature=job.spec.signature,
                     since=_since(self.now, job),
                     ends_at=_known_end(self.now, job),
+                    is_paused=isinstance(job.state, Suspended),
+                    backed_off=_backed_off(job),
                 )
             )
         return found
@@ -395,10 +405,12 @@ class Scheduler:
         if (job := self._live(event)) is None:
             return
         match job.state:
-            case Running(placement=placement, pid=pid, since=since, deadline=deadline):
-                left_ms = None if deadline is None else max(1, deadline - self.now)
-                self._to(job, Suspended(placement, pid, self.now - since, left_ms))
-                self._out.append(Freeze(job.id, job.attempt, on=True))
+            case Running():
+                self._freeze(job)
+                self._out.append(Accept(event.request, job.id))
+            case Suspended(backed_off=BackedOff()):
+                # From now on the user's: rlqd does not let it go on.
+                self._to(job, replace(job.state, backed_off=None))
                 self._out.append(Accept(event.request, job.id))
             case Suspended():
                 self._out.append(Accept(event.request, job.id, "already paused"))
@@ -417,10 +429,8 @@ class Scheduler:
         if (job := self._live(event)) is None:
             return
         match job.state:
-            case Suspended(placement=placement, pid=pid, ran_ms=ran_ms, left_ms=left_ms):
-                deadline = None if left_ms is None else Instant(self.now + left_ms)
-                self._to(job, Running(placement, pid, Instant(self.now - ran_ms), deadline))
-                self._out.append(Freeze(job.id, job.attempt, on=False))
+            case Suspended():
+                self._thaw(job, by_user=True)
                 self._out.append(Accept(event.request, job.id))
             case Running():
                 self._out.append(Accept(event.request, job.id, "was not paused"))
@@ -473,6 +483,24 @@ class Scheduler:
 
     def _refuse(self, event: JobRequest, message: str, hint: str | None) -> None:
         self._out.append(Refuse(event.request, message, hint, job_id=event.job_id))
+
+    def _freeze(self, job: Job, why: BackedOff | None = None) -> None:
+        """`why`: rlqd's reason; None: a user asked for it."""
+        state = job.state
+        assert isinstance(state, Running), job
+        left_ms = None if state.deadline is None else max(1, state.deadline - self.now)
+        ran_ms = self.now - state.since
+        self._to(job, Suspended(state.placement, state.pid, ran_ms, left_ms, why))
+        self._out.append(Freeze(job.id, job.attempt, on=True))
+
+    def _thaw(self, job: Job, *, by_user: bool) -> None:
+        state = job.state
+        assert isinstance(state, Suspended), job
+        deadline = None if state.left_ms is None else Instant(self.now + state.left_ms)
+        since = Instant(self.now - state.ran_ms)
+        rested_at = None if by_user else self.now
+        self._to(job, Running(state.placement, state.pid, since, deadline, rested_at, by_user))
+        self._out.append(Freeze(job.id, job.attempt, on=False))
 
     # ---- what the machine says -----------------------------------------------------
 
@@ -610,10 +638,94 @@ class Scheduler:
                 kill_again_at = Instant(self.now + KILL_AGAIN_MS)
                 self._to(job, replace(job.state, kill_at=kill_again_at))
                 self._out.append(Kill(job.id, job.attempt))
+            case Suspended(placement=placement, backed_off=BackedOff() as why):
+                device = _device_of(placement)
+                assert device != SEVERAL, job
+                jobs = min(other.jobs for _, other in self._paused_on(device))
+                self._thaw(job, by_user=False)
+                if len(self._at_work_on(device)) >= jobs:
+                    # It is another one's turn.
+                    self._pause_one(device, replace(why, jobs=jobs))
             case Suspended() | Finished():
                 raise AssertionError(f"{job} has no deadline")
             case _:
                 assert_never(job.state)
+
+    # ---- backing off ---------------------------------------------------------------
+
+    def _back_off(self, *, was_read: bool) -> None:
+        """core/backoff.py says why and whom."""
+        paused = [job for i in sorted(self._active) if _backed_off(job := self.jobs[i])]
+        for device in dict.fromkeys(_device_of(p) for j in paused if (p := placement_of(j.state))):
+            assert device != SEVERAL
+            here = self._paused_on(device)
+            going_on = backoff.going_on(here, len(self._at_work_on(device)))
+            for job_id in going_on if self._backs_off else [job_id for job_id, _ in here]:
+                self._thaw(self.jobs[job_id], by_user=False)
+        if self._backs_off and was_read and self.facts is not None:
+            crowd = Crowd.of(self.holdings(), self.facts)
+            for device in crowd.devices():
+                self._compare(crowd, device)
+
+    @property
+    def _backs_off(self) -> bool:
+        return self.guard.policy.enabled and self.guard.policy.pause_youngest
+
+    def _compare(self, crowd: Crowd, device: Device) -> None:
+        """Those that run on a device, with fewer of them; or with those of them before a pause."""
+        occupants = crowd.occupants.get(device, [])
+        kind = crowd.kind(self.guard, device)
+        stp = self.guard.measured(device or "cpu", kind, occupants)
+        if stp is None:
+            return
+        for job_id, why in self._paused_on(device):
+            if stp <= why.stp:
+                self._thaw(self.jobs[job_id], by_user=False)
+                return
+        if (youngest := self._next_to_pause(device)) is None:
+            return
+        (without,) = (o for o in occupants if o.job_id == youngest)
+        better = self.guard.faster(self.now, kind, occupants, without)
+        if better is not None:
+            why = BackedOff(jobs=len(occupants), better=better, stp=stp, until=self.now)
+            self._pause_one(device, why)
+
+    def _pause_one(self, device: Device, why: BackedOff) -> None:
+        if self._backs_off and (job_id := self._next_to_pause(device)) is not None:
+            until = Instant(self.now + self.guard.policy.pause_turn_ms)
+            self._freeze(self.jobs[job_id], replace(why, until=until))
+
+    def _next_to_pause(self, device: Device) -> JobId | None:
+        at_work = self._at_work_on(device)
+        if any(job.spec.unguarded for job in at_work):
+            return None  # somebody measures
+        found = backoff.next_to_pause(
+            (
+                backoff.Candidate(
+                    job_id=job.id,
+                    priority=job.spec.priority,
+                    since=job.state.since,
+                    rested_at=job.state.rested_at,
+                )
+                for job in at_work
+                if isinstance(job.state, Running)
+                and not (job.state.stays or job.spec.exclusive or job.spec.interactive)
+                and _device_of(job.state.placement) == device
+            ),
+            self.now,
+            self.guard.policy.pause_turn_ms,
+        )
+        return None if found is None else found.job_id
+
+    def _on(self, device: Device) -> list[Job]:
+        held = [(self.jobs[i], placement_of(self.jobs[i].state)) for i in sorted(self._active)]
+        return [job for job, place in held if place and device in (place.gpus or (None,))]
+
+    def _at_work_on(self, device: Device) -> list[Job]:
+        return [job for job in self._on(device) if not isinstance(job.state, Suspended)]
+
+    def _paused_on(self, device: Device) -> list[tuple[JobId, BackedOff]]:
+        return [(job.id, why) for job in self._on(device) if (why := _backed_off(job))]
 
     # ---- admission -----------------------------------------------------------------
 
@@ -743,14 +855,17 @@ def _on_this_clock(now: Instant, job: Job, policy: Policy) -> State:
             return replace(job.state, since=min(since, now), not_before=not_before)
         case Starting():
             return replace(job.state, deadline=Instant(now + policy.launch_timeout_ms))
-        case Running(since=since, deadline=deadline):
+        case Running(since=since, deadline=deadline, rested_at=rested_at):
             limit = job.spec.time_limit_ms
             if deadline is None or limit is None:
                 # The default limit has come or gone with the configuration: as it is now.
                 deadline = None if limit is None else Instant(now + limit)
             else:
                 deadline = at_most(deadline, limit)
-            return replace(job.state, since=min(since, now), deadline=deadline)
+            rested_at = None if rested_at is None else min(rested_at, now)
+            return replace(
+                job.state, since=min(since, now), deadline=deadline, rested_at=rested_at
+            )
         case Completing(kill_at=kill_at):
             kill_at = at_most(kill_at, max(job.spec.grace_ms, KILL_AGAIN_MS))
             return replace(job.state, kill_at=kill_at)
@@ -762,6 +877,24 @@ def _on_this_clock(now: Instant, job: Job, policy: Policy) -> State:
             return job.state
         case _:
             assert_never(job.state)
+
+
+#: No device: a job on more than one is never paused by rlqd.
+SEVERAL = "several"
+
+
+def _device_of(placement: Placement) -> Device:
+    match placement.gpus:
+        case ():
+            return None
+        case (gpu,):
+            return gpu
+        case _:
+            return GpuId(SEVERAL)
+
+
+def _backed_off(job: Job) -> BackedOff | None:
+    return job.state.backed_off if isinstance(job.state, Suspended) else None
 
 
 class _Since(dict[JobId, Instant]):

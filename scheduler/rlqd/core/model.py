@@ -37,6 +37,8 @@ class JobSpec:
     signature: str = ""
     #: The throughput guard has no say in its start: its effect is to be measured.
     unguarded: bool = False
+    #: Somebody sits in front of it: rlqd never pauses it.
+    interactive: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,22 @@ class Running:
     pid: int  # the supervisor's
     since: Instant
     deadline: Instant | None
+    #: When it last went on after rlqd had paused it.
+    rested_at: Instant | None = None
+    #: A user let it go on: rlqd does not pause it.
+    stays: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackedOff:
+    """Why rlqd paused a job: `jobs` of them on its device are slower than `better`."""
+
+    jobs: int
+    better: int
+    #: STP of the `jobs`, in thousandths of a job.
+    stp: int
+    #: Then it is another one's turn.
+    until: Instant
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +140,8 @@ class Suspended:
     pid: int
     ran_ms: int  # so far
     left_ms: int | None  # of its time limit
+    #: None: a user paused it.
+    backed_off: BackedOff | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +220,9 @@ class GuardPolicy:
     forget_ms: int = 30 * 86_400_000
     #: A figure that differs by so much from what was learned replaces it.
     contradicts_pct: int = 40
+    #: A job is paused where fewer were faster (core/backoff.py), for so long at a time.
+    pause_youngest: bool = False
+    pause_turn_ms: int = 600_000
 
 
 # ---- the machine as last read ------------------------------------------------------

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from rlqd.core.charge import Need
 from rlqd.core.model import (
+    BackedOff,
     Charge,
     Core,
     GpuFacts,
@@ -44,6 +45,10 @@ class Holding:
     since: Instant
     #: When it is known to end at the latest; None: nobody knows.
     ends_at: Instant | None
+    #: It keeps what it holds, but does nothing.
+    is_paused: bool = False
+    #: rlqd paused it, and why.
+    backed_off: BackedOff | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -92,6 +92,8 @@ def _short_words(core: Scheduler, short: placement.Shortage) -> str:
 def _throughput_words(verdict: Verdict, where: str) -> str:
     """ "6 jobs on GPU 0 give 3.1x one job's speed; a 7th would add 0.02"."""
     jobs = f"{verdict.jobs} job{'s' if verdict.jobs != 1 else ''}{where or ' on the CPU'}"
+    if verdict.because == "paused":
+        return f"throughput: {jobs} are slower than {verdict.better}, so one of them is paused"
     if verdict.stp is None:
         return f"the speed of the {jobs} to be measured"
     give = "gives" if verdict.jobs == 1 else "give"
@@ -101,6 +103,11 @@ def _throughput_words(verdict: Verdict, where: str) -> str:
         added = (verdict.gain or 0) / ONE_JOB
         return f"throughput: {speed}; the last one added {added:z.2f}, so a {nth} is not tried"
     return f"throughput: {speed}; a {nth} would add {(verdict.gain or 0) / ONE_JOB:z.2f}"
+
+
+def paused_reason(why: model.BackedOff, where: str) -> str:
+    """ "paused by rlqd: 7 jobs on GPU 0 are slower than 6"."""
+    return f"paused by rlqd: {why.jobs} jobs on {where} are slower than {why.better}"
 
 
 def _ordinal(n: int) -> str:

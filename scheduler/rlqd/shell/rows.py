@@ -167,6 +167,8 @@ def guard_policy(config: Config) -> model.GuardPolicy:
         first_report_ms=config.guard.first_report_ms,
         patience_ms=config.guard.patience_ms,
         forget_ms=config.guard.forget_ms,
+        pause_youngest=config.guard.pause_youngest,
+        pause_turn_ms=config.guard.pause_turn_ms,
     )
 
 

@@ -25,7 +25,7 @@ from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.crowd import Crowd
 from rlqd.core.guard import ONE_JOB
-from rlqd.core.machine import Scheduler
+from rlqd.core.machine import Scheduler, placement_of
 from rlqd.core.policy import Plan
 from rlqd.readings import GpuReading, GpusReading, HostReading
 from rlqd.shell import explaining, launching, rows
@@ -97,6 +97,8 @@ class Views:
                 reason = explaining.waiting_reason(self.core, self.plan(), known, time.time())
             elif isinstance(known.state, model.Completing):
                 reason = _stopping(self.core.now, known.state)
+            elif isinstance(known.state, model.Suspended) and known.state.backed_off is not None:
+                reason = explaining.paused_reason(known.state.backed_off, self._where(known))
             elif self.mps is not None:
                 reason = self.mps.remark(job_id)
             usage = self.usage(known) or usage
@@ -150,11 +152,23 @@ class Views:
             settled=print_ is not None and print_.settled,
         )
 
+    def _where(self, job: model.Job) -> str:
+        placement = placement_of(job.state)
+        gpus = placement.gpus if placement is not None else ()
+        return f"GPU {self.gpu_indices().get(gpus[0], '?')}" if gpus else "the CPU"
+
     def explanation(self, row: Row, viewer_uid: int) -> Explanation:
         job = self.core.jobs.get(model.JobId(row.id))
         if job is None or not isinstance(job.state, model.Pending):
             view = self.job(row, viewer_uid)
-            return Explanation(id=row.id, state=view.state, summary=_state_words(view))
+            summary = _state_words(view)
+            if job is not None and isinstance(job.state, model.Suspended) and job.state.backed_off:
+                left_ms = max(0, job.state.backed_off.until - self.core.now)
+                summary = (
+                    f"{view.reason}; it goes on in {format_duration(left_ms / 1000)} at the latest"
+                    f" (`rlq resume {row.id}`: at once, for good)"
+                )
+            return Explanation(id=row.id, state=view.state, summary=summary)
         return explaining.explanation(
             self.core,
             self.plan(),

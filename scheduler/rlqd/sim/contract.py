@@ -17,6 +17,8 @@ from rlqd.core.model import (
     Action,
     AdmissionSet,
     CancelRequested,
+    Cause,
+    Completing,
     Event,
     Finished,
     Freeze,
@@ -79,12 +81,27 @@ class Attempt:
     warned_at: Instant | None = None
     running: bool = False
     paused: bool = False
+    #: For how long it has run, but for the time since then; None: it does not run now.
+    ran_ms: int = 0
+    runs_since: Instant | None = None
+    #: rlqd paused it at that moment, and last let it go on at this one.
+    backed_off_at: Instant | None = None
+    rested_at: Instant | None = None
+    #: A user let it go on.
+    stays: bool = False
+    #: It has reached its time limit.
+    is_over: bool = False
     #: When it ends at the latest, if nobody pauses it; None: nobody knows.
     ends_at: Instant | None = None
     mem_mib_peak: int = 0
     gpu_mem_mib_peak: int | None = None
     #: When readings of it were taken while it ran, since the daemon's last start.
     read_at: list[Instant] = field(default_factory=list[Instant])
+
+    def runs(self, now: Instant, *, on: bool) -> None:
+        if self.runs_since is not None:
+            self.ran_ms += now - self.runs_since
+        self.runs_since = now if on else None
 
     def may_have_settled(self, policy: Policy) -> bool:
         return len(self.read_at) >= 5 and self.read_at[-1] - self.read_at[0] >= policy.settle_ms
@@ -114,6 +131,8 @@ class Contract:
     policy: Policy
     #: Nothing outside the queue happens in this run: the starvation bound is demanded.
     calm: bool = False
+    #: For how long rlqd may pause a job by itself; None: it may not.
+    turn_ms: int | None = None
     specs: dict[JobId, JobSpec] = field(default_factory=dict[JobId, JobSpec])
     waiting_since: dict[JobId, Instant] = field(default_factory=dict[JobId, Instant])
     held: set[JobId] = field(default_factory=set[JobId])
@@ -160,6 +179,7 @@ class Contract:
                 segment.clear()
         for action in segment:
             self._action(now, action)
+        self._turns(now)
         self._starvation(now)
 
     def finish(self) -> None:
@@ -255,7 +275,12 @@ class Contract:
                 self.held.discard(job_id)
             case PauseRequested(job_id=job_id):
                 self.paused.add(job_id)
+                if attempt := self.alive.get(job_id):
+                    attempt.backed_off_at = None
             case ResumeRequested(job_id=job_id):
+                attempt = self.alive.get(job_id)
+                if attempt and (job_id in self.paused or attempt.backed_off_at is not None):
+                    attempt.stays = True
                 self.paused.discard(job_id)
             case RequeueRequested(job_id=job_id):
                 self.again.add(job_id)
@@ -289,13 +314,42 @@ class Contract:
             case Freeze(job_id=job_id, attempt=number, on=on):
                 attempt = self._signalled(job_id, number, "SIGSTOP or SIGCONT")
                 if on:
-                    demand(job_id in self.paused, f"stopped, and nobody paused it: {job_id}")
                     demand(attempt.warned_at is None, f"stopped while it is to end: {job_id}")
+                    if job_id not in self.paused and attempt.backed_off_at is None:
+                        self._backs_off(now, attempt)
                 else:
                     demand(job_id not in self.paused, f"woken, and nobody resumed it: {job_id}")
+                    if attempt.backed_off_at is not None:
+                        attempt.backed_off_at = None
+                        attempt.rested_at = now
                 attempt.paused = on
             case SampleNow() | Learn() | Accept() | Refuse():
                 pass
+
+    def _backs_off(self, now: Instant, attempt: Attempt) -> None:
+        """rlqd pauses a job by itself."""
+        job_id, spec = attempt.job_id, attempt.spec
+        demand(self.turn_ms is not None, f"stopped, and nobody paused it: {job_id}")
+        assert self.turn_ms is not None
+        alone = spec.exclusive or spec.interactive or spec.unguarded or attempt.stays
+        demand(not alone, f"paused by rlqd, which must let it run: {job_id}")
+        others = [
+            a
+            for a in self.alive.values()
+            if a is not attempt and a.running and a.placement.gpus == attempt.placement.gpus
+        ]
+        demand(bool(others), f"paused by rlqd, and nobody gains by it: {job_id}")
+        early = attempt.rested_at is not None and now - attempt.rested_at < self.turn_ms
+        demand(not early, f"paused by rlqd again before it has run for a turn: {job_id}")
+        attempt.backed_off_at = now
+
+    def _turns(self, now: Instant) -> None:
+        for attempt in self.alive.values():
+            at = attempt.backed_off_at
+            if at is not None and attempt.warned_at is None:
+                assert self.turn_ms is not None
+                in_time = now - at < self.turn_ms
+                demand(in_time, f"paused by rlqd for longer than a turn: {attempt.job_id}")
 
     def _signalled(self, job_id: JobId, number: int, what: str) -> Attempt:
         attempt = self._attempt(job_id, number)
@@ -309,6 +363,12 @@ class Contract:
         demand(job.id not in self.final, f"final is final: {self.final.get(job.id)} {job}")
         if attempt := self.alive.get(job.id):
             attempt.running = isinstance(job.state, Running)
+            attempt.runs(now, on=attempt.running)
+            is_over = isinstance(job.state, Completing) and job.state.cause is Cause.TIMED_OUT
+            if is_over and attempt.spec.time_limit_ms is not None and not attempt.is_over:
+                attempt.is_over = True
+                in_time = attempt.ran_ms >= attempt.spec.time_limit_ms
+                demand(in_time, f"its time limit counted while it was paused: {job.id}")
         match job.state:
             case Finished():
                 demand(job.id not in self.alive, f"ended with a live process: {job.id}")

@@ -5,7 +5,8 @@ them once a second, outsiders, and a shell that commits rows, carries out effect
 dies between the two.  `run` ends with calm, in which everything that can finish has to.
 
 Every fourth seed is calm throughout and busy: big jobs among a stream of small ones, where the
-contract demands the starvation bound.
+contract demands the starvation bound.  In every fourth other one jobs train and report, more of
+them on one GPU are slower than two, and rlqd may pause the youngest.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from rlqd.core import invariants
+from rlqd.core.guard import Guard
 from rlqd.core.machine import Scheduler
 from rlqd.core.model import (
     Action,
@@ -30,6 +32,7 @@ from rlqd.core.model import (
     GpuFacts,
     GpuId,
     GpuShare,
+    GuardPolicy,
     HoldRequested,
     Instant,
     Job,
@@ -162,6 +165,9 @@ class World:
 
     rng: random.Random = field(init=False)
     is_calm: bool = field(init=False)
+    #: Jobs report their steps/s, and the guard backs off.
+    trains: bool = field(init=False)
+    guard: Guard = field(init=False)
     faults: Faults = field(init=False)
     policy: Policy = field(init=False)
     core: Scheduler = field(init=False)
@@ -191,6 +197,7 @@ class World:
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
         self.is_calm = self.seed % 4 == 0
+        self.trains = self.seed % 4 == 3
         self.faults = Faults.draw(rng)
         if self.is_calm:
             # Only what a job may do by itself.
@@ -207,9 +214,21 @@ class World:
             launch_retries=rng.choice([0, 1, 3]),
             queued_max=1_000,
         )
+        self.guard = Guard(GuardPolicy())
+        if self.trains:
+            self.policy = replace(self.policy, jobs_per_gpu_max=0)
+            self.faults = replace(self.faults, user_per_s=rng.choice([0.0, 0.2, 0.5]))
+            self.guard.policy = GuardPolicy(
+                observe_ms=3_000,
+                first_report_ms=4_000,
+                patience_ms=8_000,
+                pause_youngest=True,
+                pause_turn_ms=rng.choice([3_000, 8_000]),
+            )
         self._build_machine()
-        self.core = Scheduler(policy=self.policy)
-        self.contract = Contract(self.policy, calm=self.is_calm)
+        self.core = Scheduler(policy=self.policy, guard=self.guard)
+        turn_ms = self.guard.policy.pause_turn_ms if self.trains else None
+        self.contract = Contract(self.policy, calm=self.is_calm, turn_ms=turn_ms)
 
     def _build_machine(self) -> None:
         rng = self.rng
@@ -387,12 +406,15 @@ class World:
             millicores=charge.cores * 900,
             grows_ms=self.rng.choice([1, 3_000, 20_000]),
             ignores_sigterm=self._hit(self.faults.ignores_sigterm),
-            left_ms=None if self._hit(self.faults.hangs) else self._ms(200, 25_000),
+            left_ms=None if self._hit(self.faults.hangs) else self._work_ms(),
         )
         self.processes[process.pid] = process
         self._report(delay, ProcessStarted(Instant(0), job_id, attempt, process.pid))
         if process.left_ms is not None:
             self._plan(process, process.left_ms, self._own_end())
+
+    def _work_ms(self) -> int:
+        return self._ms(20_000, 90_000) if self.trains else self._ms(200, 25_000)
 
     def _sigterm(self, process: Process) -> None:
         if process.alive:
@@ -463,6 +485,10 @@ class World:
         self.now = back_at
         rows = [j for _, j in sorted(self.rows.items()) if not isinstance(j.state, Finished)]
         self.core = Scheduler.restore(rows, self.policy, Instant(self.now))
+        # What was learned is in the database; what was being measured is not.
+        learned = self.guard.known(Instant(self.now))
+        self.guard = self.core.guard = Guard(self.guard.policy)
+        self.guard.load(learned, Instant(self.now))
         self.contract.restarted()
         at_once = self.rng.random() < 0.5
         for job in rows:
@@ -528,7 +554,7 @@ class World:
             ),
             gpus=self.gpus_seen,
             gpus_problem=problem,
-            jobs=tuple((p.job_id, self._look_into(p)) for p in alive),
+            jobs=tuple((p.job_id, self._look_into(p, alive)) for p in alive),
         )
 
     def _look_at(self, gpu: Gpu, alive: list[Process]) -> GpuFacts | None:
@@ -555,7 +581,7 @@ class World:
             cores_near=gpu.cores_near,
         )
 
-    def _look_into(self, process: Process) -> JobFacts:
+    def _look_into(self, process: Process, alive: list[Process]) -> JobFacts:
         hidden = self._hit(self.faults.unreadable_share)
         share = GpuShare(
             mem_mib=None if hidden else self._gpu_mem(process),
@@ -565,7 +591,16 @@ class World:
             cpu_millicores=process.millicores,
             mem_mib=self._mem(process),
             gpus=tuple((gpu, share) for gpu in process.placement.gpus),
+            steps_milli_per_s=self._rate(process, alive) if self.trains else None,
+            reports=self.trains,
         )
+
+    def _rate(self, process: Process, alive: list[Process]) -> int | None:
+        """Steps per 1000 s."""
+        if process.frozen:
+            return None
+        beside = sum(p.placement.gpus == process.placement.gpus and not p.frozen for p in alive)
+        return round(50_000 * (1.7 if beside == 2 else 1.0) / beside)
 
     def _mem(self, process: Process) -> int:
         return int(process.mem_mib * process.share(self.now))
@@ -640,6 +675,11 @@ class World:
         rng, zero = self.rng, Instant(0)
         request = next(self._requests)
         job_id = JobId(rng.randint(1, self.jobs + 1))
+        if self.trains and (paused := self._backed_off()):
+            job_id = rng.choice(paused)
+            if rng.random() < 0.5:
+                return PauseRequested(zero, request, job_id)
+            return ResumeRequested(zero, request, job_id)
         match rng.randrange(7):
             case 0:
                 return CancelRequested(zero, request, job_id)
@@ -655,6 +695,13 @@ class World:
                 return ResumeRequested(zero, request, job_id)
             case _:
                 return RequeueRequested(zero, request, job_id)
+
+    def _backed_off(self) -> list[JobId]:
+        return [
+            i
+            for i, job in sorted(self.rows.items())
+            if isinstance(job.state, Suspended) and job.state.backed_off is not None
+        ]
 
     def _calm_down(self) -> None:
         """Faults off, outsiders gone, users helpful: from here all that can finish must."""
@@ -685,7 +732,13 @@ class World:
         while left > 0:
             size = min(left, self.rng.choice([1, 1, 1, 3]))  # an array of equal jobs
             left -= size
-            spec = self._small_or_big() if self.is_calm else self._spec()
+            spec = (
+                self._small_or_big()
+                if self.is_calm
+                else self._training()
+                if self.trains
+                else self._spec()
+            )
             at = self._ms(0, FAULTY_MS // 2)
             jobs = tuple((JobId(0), spec) for _ in range(size))
             held = not self.is_calm and self.rng.random() < 0.1
@@ -706,6 +759,25 @@ class World:
             exclusive=is_big and rng.random() < 0.3,
             time_limit_ms=rng.choice([10_000, 30_000, 30_000, None]),
             grace_ms=rng.choice([0, 10_000]),
+        )
+
+    def _training(self) -> JobSpec:
+        """All is declared, so that the contract knows what it is counted for."""
+        rng = self.rng
+        return JobSpec(
+            user=rng.randint(1, 3),
+            priority=rng.choice([0, 0, 0, 5]),
+            gpus=min(1, len(self.gpus)),
+            gpu_mem_mib=1_000,
+            sm_pct=1,
+            cores=1,
+            mem_mib=rng.choice([1_000, 2_000]),
+            exclusive=rng.random() < 0.05,
+            time_limit_ms=rng.choice([None, None, 30_000, 60_000]),
+            grace_ms=rng.choice([0, 1_000]),
+            requeue=rng.random() < 0.4,
+            signature="sac",
+            interactive=rng.random() < 0.2,
         )
 
     def _spec(self) -> JobSpec:
