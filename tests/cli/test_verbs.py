@@ -941,7 +941,7 @@ def with_json(verb: str) -> list[str]:
     return ["--json", *words] if verb == "submit" else [*words, "--json"]
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "calibrate"])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in {"calibrate", "run"}])
 def test_every_verb_prints_one_json_document(
     daemon: FakeDaemon, invoke: Invoke, verb: str
 ) -> None:
@@ -953,7 +953,7 @@ def test_every_verb_prints_one_json_document(
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_and_takes_a_socket(invoke: Invoke, verb: str) -> None:
     assert invoke(verb, "--help").exit_code == 0
-    if verb not in {"completion", "doctor", "daemon", "report", "submit"}:
+    if verb not in {"completion", "doctor", "daemon", "report", "submit", "run"}:
         away = invoke(verb, *EXAMPLES.get(verb, []), "--socket", "/no/such/socket")
         assert away.exit_code == 6
         assert "hint: " in away.stderr

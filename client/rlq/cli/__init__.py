@@ -28,6 +28,7 @@ from rlq.errors import RlqError, UsageError
 #: Verb -> what `rlq --help` says of it: showing that must not import every verb.
 VERBS: dict[str, str] = {
     "submit": "Queue a command, or a sweep of SAC trainings (submit sac).",
+    "run": "A shell or a command in this terminal, with an allocation.",
     "list": "The jobs: waiting, running, just ended.",
     "show": "Everything about one job.",
     "logs": "What a job printed; -f follows it.",

@@ -71,6 +71,9 @@ class JobSpec(Part, frozen=True, kw_only=True):
     #: Start it while there is room, whether it makes the machine faster or not: what
     #: `rlq calibrate` measures is what the throughput guard would prevent.
     unguarded: bool = False
+    #: Words before `argv` when it is started, which it is neither shown nor known by: a program
+    #: that joins it to the terminal of `rlq run`.
+    via: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         # A job's environment holds tokens and passwords: it is never printed.

@@ -91,7 +91,7 @@ def order(
     return LaunchOrder(
         job=row.id,
         attempt=launch.attempt,
-        argv=spec.argv,
+        argv=(*spec.via, *spec.argv),
         env=environment(
             spec,
             submitted,

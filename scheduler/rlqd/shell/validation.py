@@ -13,6 +13,8 @@ from rlq.protocol.messages import JobSpec, Selection, Submit
 
 JOBS_MAX = 100_000
 ARGS_MAX = 10_000
+#: A program of rlq's own and its options (`JobSpec.via`).
+VIA_MAX = 16
 #: Linux's own limit of one argument or variable (MAX_ARG_STRLEN), and a sane sum of all.
 STRING_BYTES_MAX = 128 * 1024
 STRINGS_BYTES_MAX = 2 * 1024 * 1024
@@ -59,10 +61,12 @@ def check_selection(selection: Selection, *, required: bool = False) -> None:
 def _check_job(spec: JobSpec) -> None:
     if not spec.argv or not spec.argv[0]:
         raise UsageError("the command is empty", hint="rlq submit -- python train.py")
+    if len(spec.via) > VIA_MAX:
+        raise UsageError(f"at most {VIA_MAX} words go before a command")
     if len(spec.argv) > ARGS_MAX:
         raise UsageError(f"a command has at most {ARGS_MAX} arguments")
     size = 0
-    for argument in spec.argv:
+    for argument in (*spec.via, *spec.argv):
         size += _check_string("an argument", argument, STRING_BYTES_MAX)
     if size > STRINGS_BYTES_MAX:
         raise UsageError("the command line is too long")

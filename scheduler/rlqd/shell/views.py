@@ -296,7 +296,8 @@ def supervisor_pid(state: model.State) -> int | None:
 
 
 def _stopping(now: model.Instant, state: model.Completing) -> str:
-    return f"being stopped; SIGKILL in {format_duration(max(0, state.kill_at - now) / 1000)}"
+    why = "its time limit is reached" if state.cause is model.Cause.TIMED_OUT else "being stopped"
+    return f"{why}; SIGKILL in {format_duration(max(0, state.kill_at - now) / 1000)}"
 
 
 def _state_words(job: Job) -> str:

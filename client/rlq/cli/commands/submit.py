@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import click
@@ -138,7 +138,7 @@ QUEUE_OPTIONS = (
 )
 
 
-def queue_options(env_option: str) -> Callable[[Any], Any]:
+def queue_options(env_option: str, *, leave_out: Collection[str] = ()) -> Callable[[Any], Any]:
     """`env_option`: what names a variable of the job; `submit sac` has another --env."""
     variables = click.option(
         env_option,
@@ -152,6 +152,9 @@ def queue_options(env_option: str) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         for option in reversed((*QUEUE_OPTIONS, variables)):
             function = option(function)
+        function.__click_params__ = [
+            option for option in function.__click_params__ if option.name not in leave_out
+        ]
         return function
 
     return decorate
