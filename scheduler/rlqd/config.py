@@ -13,7 +13,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +334,45 @@ class Scheduling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What the jobs of one user, or of a group's members together, may have."""
+
+    max_jobs: int | None = _key(
+        "max_jobs", optional(whole(0, 10_000_000)), "", "Jobs that run at a time."
+    )
+    max_submit_jobs: int | None = _key(
+        "max_submit_jobs",
+        optional(whole(0, 10_000_000)),
+        "",
+        "Jobs that wait or run; a submission beyond it is refused.",
+    )
+    gpus: int | None = _key(
+        "gpus",
+        optional(whole(0, 1000)),
+        "",
+        "GPUs of the running jobs; one that two jobs share counts for both.",
+    )
+    gpu_mem_mib: int | None = _key(
+        "gpu_mem",
+        optional(size(0)),
+        "",
+        "GPU memory that the running jobs are counted for, on all GPUs together.",
+    )
+    cores: int | None = _key(
+        "cores", optional(whole(0, _CORES_MAX)), "", "Cores of the running jobs."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits(Limit):
+    """What each user's jobs may have together. An empty value: as much as there is."""
+
+    #: By name.
+    users: dict[str, Limit] = field(default_factory=dict[str, Limit])
+    groups: dict[str, Limit] = field(default_factory=dict[str, Limit])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
     """The throughput guard: packing stops when one more job no longer helps."""
 
@@ -477,11 +516,20 @@ SECTIONS: dict[str, type] = {
     "cpu": Cpu,
     "memory": Memory,
     "scheduling": Scheduling,
+    "limits": Limits,
     "guard": Guard,
     "mps": Mps,
     "monitor": Monitor,
     "daemon": Daemon,
 }
+#: [limits.users.NAME] and [limits.groups.NAME] have the keys of [limits].
+LIMITED = ("users", "groups")
+LIMITED_DOC = (
+    "`[limits.users.NAME]` sets the same keys for one user; a key that is not given there is as in"
+    " `[limits]`. `[limits.groups.NAME]` sets them for the sum of the jobs of a Unix group's"
+    " members; a key that is not given there is no limit. Of all limits that hold for a job the"
+    " tightest counts."
+)
 #: The one section whose keys are the user's own.
 ENVIRONMENT = "environment"
 ENVIRONMENT_DOC = "Variables set for every job that does not set them itself. Values are strings."
@@ -496,6 +544,7 @@ class Config:
     cpu: Cpu = field(default_factory=Cpu)
     memory: Memory = field(default_factory=Memory)
     scheduling: Scheduling = field(default_factory=Scheduling)
+    limits: Limits = field(default_factory=Limits)
     guard: Guard = field(default_factory=Guard)
     mps: Mps = field(default_factory=Mps)
     monitor: Monitor = field(default_factory=Monitor)
@@ -507,7 +556,8 @@ class Config:
 def keys_of(section: type) -> Iterator[tuple[str, Key]]:
     """(attribute, key) of each key of a section."""
     for one in fields(section):
-        yield one.name, one.metadata["key"]
+        if "key" in one.metadata:
+            yield one.name, one.metadata["key"]
 
 
 # ---- reading -----------------------------------------------------------------------
@@ -555,26 +605,64 @@ def parse(text: str, source: str) -> Config:
             )
         if name == ENVIRONMENT:
             parts[name] = _environment(table, source)
+        elif name == "limits":
+            parts[name] = _limits(table, source)
         else:
             parts[name] = _section(name, table, source)
     return Config(**parts)
 
 
+def _limits(table: dict[str, object], source: str) -> Limits:
+    """[limits], with the tables of users and groups in it."""
+    own = _values("limits", {k: v for k, v in table.items() if k not in LIMITED}, source)
+    of: dict[str, dict[str, Limit]] = {}
+    for kind in LIMITED:
+        # A user has what is given for everybody, where nothing else is; a group has not.
+        start = Limit(**own) if kind == "users" else Limit()
+        names = _table(f"limits.{kind}", table.get(kind, {}), source)
+        of[kind] = {}
+        for name, keys in names.items():
+            title = f"limits.{kind}.{name}"
+            values = _values("limits", _table(title, keys, source), source, title)
+            of[kind][name] = replace(start, **values)
+    return Limits(**own, users=of["users"], groups=of["groups"])
+
+
+def _table(title: str, value: object, source: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        name = title if title.count(".") > 1 else f"{title}.NAME"
+        raise UsageError(
+            f"{source}: {title} is a section, not a value", hint=f"write [{name}] on a line"
+        )
+    return value
+
+
 def _section(name: str, table: dict[str, object], source: str) -> Any:
+    return SECTIONS[name](**_values(name, table, source))
+
+
+def _values(
+    name: str, table: dict[str, object], source: str, title: str | None = None
+) -> dict[str, Any]:
+    """The values given in a table with the keys of section `name`, by attribute.
+
+    `title`: what errors call it.
+    """
+    title = title or name
     by_name = {key.name: (attribute, key) for attribute, key in keys_of(SECTIONS[name])}
     values: dict[str, Any] = {}
     for key_name, value in table.items():
         if key_name not in by_name:
-            raise _unknown_key(name, key_name, source)
+            raise _unknown_key(name, key_name, source, title=title)
         attribute, key = by_name[key_name]
         try:
             values[attribute] = key.kind.parse(value)
         except (ValueError, UsageError) as error:
             raise UsageError(
-                f"{source}: {name}.{key_name} is {_toml(value)}, and must be {key.kind.allowed}",
+                f"{source}: {title}.{key_name} is {_toml(value)}, and must be {key.kind.allowed}",
                 hint=f"the default is {_default(SECTIONS[name], attribute, key)}",
             ) from error
-    return SECTIONS[name](**values)
+    return values
 
 
 def _environment(table: dict[str, object], source: str) -> dict[str, str]:
@@ -601,23 +689,25 @@ def _unknown_section(name: str, value: object, source: str) -> UsageError:
     return UsageError(f"{source}: key {name} stands in no section", hint=error.hint)
 
 
-def _unknown_key(section: str, name: str, source: str) -> UsageError:
+def _unknown_key(section: str, name: str, source: str, *, title: str = "") -> UsageError:
     """Nearest in its own section first, then anywhere."""
+    title = title or section
     own = [key.name for _, key in keys_of(SECTIONS[section])] if section else []
+    own += LIMITED if title == "limits" else ()
     elsewhere: dict[str, str] = {}
     for other, table in SECTIONS.items():
         if other != section:
             for _, key in keys_of(table):
                 elsewhere.setdefault(key.name, other)
     if near := difflib.get_close_matches(name, own, n=1):
-        hint = f"did you mean {section}.{near[0]}?"
+        hint = f"did you mean {title}.{near[0]}?"
     elif near := difflib.get_close_matches(name, list(elsewhere), n=1, cutoff=0.75):
         hint = f"did you mean {elsewhere[near[0]]}.{near[0]}?"
     elif own:
-        hint = f"[{section}] has " + ", ".join(own)
+        hint = f"[{title}] has " + ", ".join(own)
     else:
         hint = "`rlqd --print-config` prints every key"
-    return UsageError(f"{source}: unknown key {section}.{name}", hint=hint)
+    return UsageError(f"{source}: unknown key {title}.{name}", hint=hint)
 
 
 def _toml(value: object) -> str:
@@ -648,12 +738,23 @@ def describe(config: Config | None = None) -> str:
             value = getattr(getattr(shown, name), attribute)
             lines += [f"# {key.doc}", f"# Must be {key.kind.allowed}."]
             lines += [f"{key.name} = {key.kind.show(value)}", ""]
+        if name == "limits":
+            lines += _describe_limited(shown.limits)
     lines += [f"[{ENVIRONMENT}]", f"# {ENVIRONMENT_DOC}"]
-    # JSON's strings are TOML's basic strings, but for DEL, which TOML wants escaped.
     for variable, value in shown.environment.items():
-        pair = " = ".join(json.dumps(text, ensure_ascii=False) for text in (variable, value))
-        lines.append(pair.replace("\x7f", "\\u007f"))
+        lines.append(f"{_quoted(variable)} = {_quoted(value)}")
     return "\n".join(lines) + "\n"
+
+
+def _describe_limited(limits: Limits) -> list[str]:
+    lines: list[str] = []
+    for kind, of in (("users", limits.users), ("groups", limits.groups)):
+        for name, limit in of.items():
+            lines.append(f"[limits.{kind}.{_quoted(name)}]")
+            for attribute, key in keys_of(Limit):
+                lines.append(f"{key.name} = {key.kind.show(getattr(limit, attribute))}")
+            lines.append("")
+    return lines
 
 
 def markdown() -> str:
@@ -665,9 +766,14 @@ def markdown() -> str:
         for attribute, key in keys_of(section):
             default = _default(section, attribute, key)
             lines.append(f"| `{key.name}` | `{default}` | {key.doc} | {key.kind.allowed} |")
-        lines.append("")
+        lines += ["", LIMITED_DOC, ""] if name == "limits" else [""]
     lines += [f"### `[{ENVIRONMENT}]`", "", ENVIRONMENT_DOC, ""]
     return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    # JSON's strings are TOML's basic strings, but for DEL, which TOML wants escaped.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _first_line(section: type) -> str:

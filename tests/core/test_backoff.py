@@ -91,6 +91,7 @@ class Lab(Desk):
             ids += self.submit(replace(one, unguarded=True))
             self.watch(1)
             job = self.core.jobs[JobId(ids[-1])]
+            self.core._leave(job)
             self.core._enter(replace(job, spec=one))
             self.rows[ids[-1]] = self.core.jobs[job.id]
             self.watch(15)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import grp
 import os
+import pwd
 from dataclasses import dataclass, field
 
 import pytest
 
-from rlqd.shell.accounts import REMEMBERED_S, Accounts, gid_of, gids_of
+from rlqd.shell.accounts import REMEMBERED_S, Account, Accounts, account_of, gid_of
 
 ALICE, BOB = 54_001, 54_002
 ADMINS, STUDENTS = 7_001, 7_002
@@ -22,9 +23,10 @@ class Directory:
     groups: dict[str, int] = field(default_factory=dict)
     asked: int = 0
 
-    def gids(self, uid: int) -> frozenset[int]:
+    def account(self, uid: int) -> Account | None:
         self.asked += 1
-        return frozenset(self.members.get(uid, ()))
+        gids = self.members.get(uid)
+        return None if gids is None else Account(f"user{uid}", frozenset(gids))
 
     def gid(self, group: str) -> int | None:
         return self.groups.get(group)
@@ -45,7 +47,7 @@ def directory() -> Directory:
 def accounts(directory: Directory, group: str, clock: Clock | None = None) -> Accounts:
     return Accounts(
         admin_group=group,
-        look_up=directory.gids,
+        look_up=directory.account,
         look_up_group=directory.gid,
         clock=clock or Clock(),
     )
@@ -108,8 +110,10 @@ def test_a_group_that_comes_with_the_directory_service_counts_from_then_on(
 
 def test_the_machines_own_database_is_asked() -> None:
     me = os.geteuid()
-    mine = gids_of(me)
-    assert os.getegid() in mine
+    mine = account_of(me)
+    assert mine is not None
+    assert mine.name == pwd.getpwuid(me).pw_name
+    assert pwd.getpwuid(me).pw_gid in mine.gids
     assert gid_of(grp.getgrgid(os.getegid()).gr_name) == os.getegid()
-    assert gids_of(3_999_999_999) == frozenset()
+    assert account_of(3_999_999_999) is None
     assert gid_of("no such group") is None

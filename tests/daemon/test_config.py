@@ -99,6 +99,15 @@ def test_values_are_read_in_their_units() -> None:
         ("xyzzy = 1", "xyzzy stands in no section", "--print-config"),
         ("gpu = 1", "gpu is a section", "[gpu]"),
         ("[[gpu]]\n", "gpu is a section", "[gpu]"),
+        ("[limits]\nmax_job = 1", "unknown key limits.max_job", "limits.max_jobs?"),
+        ("[limits.user.alice]\ngpus = 1", "unknown key limits.user", "limits.users?"),
+        (
+            "[limits.users.alice]\nmax_job = 1",
+            "unknown key limits.users.alice.max_job",
+            "limits.users.alice.max_jobs?",
+        ),
+        ("[limits]\nusers = 3", "limits.users is a section", "[limits.users.NAME]"),
+        ("[limits.users]\nalice = 3", "limits.users.alice is a section", "[limits.users.alice]"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest_that_exists(text: str, message: str, hint: str) -> None:
@@ -132,6 +141,8 @@ def test_an_unknown_name_gets_the_nearest_that_exists(text: str, message: str, h
         ("[gpu]\ninclude = 0", "gpu.include is 0, and must be a list"),
         ("[gpu]\ninclude = ['cuda:0']", "gpu.include"),
         ("[gpu]\ninclude = [true]", "gpu.include"),
+        ("[limits]\nmax_jobs = -1", 'limits.max_jobs is -1, and must be "" (none) or a whole'),
+        ("[limits.users.alice]\ngpu_mem = 'x'", "limits.users.alice.gpu_mem"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_named_with_what_is(text: str, message: str) -> None:
@@ -176,6 +187,27 @@ def test_describe_shows_every_key_and_reads_back() -> None:
     assert read(config.describe()) == Config()
 
 
+def test_a_users_limits_start_from_everybodys_and_a_groups_from_none() -> None:
+    found = read(
+        """
+        [limits]
+        max_jobs = 8
+        gpus = 2
+        [limits.users.alice]
+        gpus = 4
+        [limits.users.root]
+        max_jobs = ""
+        [limits.groups."phd students"]
+        gpu_mem = "80G"
+        """
+    ).limits
+    assert (found.max_jobs, found.gpus, found.cores) == (8, 2, None)
+    assert (found.users["alice"].max_jobs, found.users["alice"].gpus) == (8, 4)
+    assert (found.users["root"].max_jobs, found.users["root"].gpus) == (None, 2)
+    students = found.groups["phd students"]
+    assert (students.gpu_mem_mib, students.max_jobs, students.gpus) == (81_920, None, None)
+
+
 @given(st.dictionaries(st.text(min_size=1), st.text()))
 def test_describe_of_any_environment_reads_back(environment: dict[str, str]) -> None:
     legal = {
@@ -192,6 +224,8 @@ def test_describe_of_a_changed_configuration_reads_back() -> None:
         '[defaults]\ntime_limit = "90s"\nlog_max = 300\ngrace="150ms"\nmem="3G"\n'
         '[cpu]\ninclude = "1-3,7"\nsmt = false\n[gpu]\ninclude = [2, "GPU-a"]\n'
         '[daemon]\nkeep_finished = "90d"\n[memory]\nreserve = 0\n'
+        '[limits]\ncores = 8\n[limits.users.alice]\ngpu_mem = "4G"\n'
+        '[limits.groups."a.b"]\ngpus = 0\n'
     )
     assert read(config.describe(changed)) == changed
 

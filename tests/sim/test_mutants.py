@@ -154,8 +154,32 @@ MUTANTS = [
     Mutant(
         "no reservation: a stream of small jobs starves a big one",
         "policy.py",
-        "        if kept is not None and not kept.admits(need, found, ends_at):",
+        "        if kept is not None and not kept.admits(spec.user, need, found, ends_at):",
         "        if False:",
+    ),
+    Mutant(
+        "jobs that start in one pass do not count for each other's limits",
+        "policy.py",
+        "        standing.add(spec.user, amounts_of(need))\n        if result",
+        "        if result",
+    ),
+    Mutant(
+        "what runs already does not count for limits",
+        "limits.py",
+        "standing.add(user, amounts_held(holding))",
+        "pass",
+    ),
+    Mutant(
+        "the GPU memory of a job on several GPUs counts once",
+        "limits.py",
+        "return (1, need.gpus, need.gpus * charge.gpu_mem_mib, charge.cores)",
+        "return (1, need.gpus, charge.gpu_mem_mib if need.gpus else 0, charge.cores)",
+    ),
+    Mutant(
+        "more jobs wait than their user may have",
+        "limits.py",
+        "if used + more > limit.max_submit_jobs:",
+        "if used > limit.max_submit_jobs:",
     ),
     Mutant(
         "the reservation goes while a GPU is read again",

@@ -367,6 +367,20 @@ class Shortage(Part, frozen=True, kw_only=True):
     holders: tuple[Holder, ...] = ()
 
 
+class LimitReached(Part, frozen=True, kw_only=True):
+    """One limit of the job's user, or of a group of the user's, that keeps it waiting.  Amounts
+    are in `unit`."""
+
+    #: "user alice", "group students"
+    whose: str
+    #: "jobs", "gpu", "gpu memory", "cores"
+    resource: str
+    unit: str
+    used: int
+    limit: int
+    need: int
+
+
 class Explanation(Message, frozen=True, kw_only=True):
     """Why a job is where it is."""
 
@@ -376,6 +390,8 @@ class Explanation(Message, frozen=True, kw_only=True):
     summary: str
     #: The alternatives tried, the nearest to fitting first; each a set of shortages.
     shortages: tuple[Shortage, ...] = ()
+    #: It waits for jobs of its own user or group to end, whatever room there is.
+    limits: tuple[LimitReached, ...] = ()
     #: Jobs that go before it.
     jobs_ahead: int = 0
     #: It holds the reservation: nothing that would delay it is started.

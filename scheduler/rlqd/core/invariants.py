@@ -5,6 +5,7 @@ It may be slow: it looks at every job and plans once more.  A failure is a bug o
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 from rlqd.core.charge import need_of
@@ -88,6 +89,8 @@ def _check_indices(scheduler: Scheduler) -> None:
     known = scheduler.jobs.keys()
     assert queued | scheduler._delayed | scheduler._active <= known, "an index knows a lost job"
     assert scheduler.footprints.keys() <= scheduler._active, "a footprint without a job"
+    users = Counter(job.spec.user for job in scheduler.jobs.values())
+    assert +scheduler._submitted_by == users, (scheduler._submitted_by, users)
 
 
 def _check_holdings(scheduler: Scheduler) -> None:
@@ -175,7 +178,11 @@ def _check_plan(scheduler: Scheduler) -> None:
         if starting.issuperset(ids):
             continue
         blocked = plan.blocked[spec]
-        if blocked.no_room is None:
+        if blocked.at_limits:
+            for at in blocked.at_limits:
+                assert at.used + at.need > at.limit >= 0, at
+                assert at.whose in {one.whose for one in scheduler.limits[spec.user]}, at
+        elif blocked.no_room is None:
             assert plan.reservation is not None, spec
             assert blocked.reserved_for == plan.reservation.job_id, blocked
         else:

@@ -19,6 +19,7 @@ memory; a late word about it, or about an attempt that was given up on, is dropp
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from signal import Signals
@@ -30,6 +31,7 @@ from rlqd.core.charge import Footprint, charge_now, need_of
 from rlqd.core.crowd import Crowd, Device
 from rlqd.core.guard import Guard, Learned
 from rlqd.core.learned import LearnedPeak, Peaks
+from rlqd.core.limits import Standing, in_words, never_within, too_many_submitted
 from rlqd.core.model import (
     Accept,
     Action,
@@ -55,6 +57,8 @@ from rlqd.core.model import (
     LaunchFailed,
     LaunchVoided,
     Learn,
+    Limit,
+    Limits,
     MachineFacts,
     MachineSampled,
     Outcome,
@@ -141,11 +145,15 @@ class Scheduler:
     footprints: dict[JobId, Footprint] = field(default_factory=dict[JobId, Footprint])
     guard: Guard = field(default_factory=Guard)
     peaks: Peaks = field(default_factory=Peaks)
+    #: Replaced as a whole, never changed.
+    limits: Limits = field(default_factory=dict[int, tuple[Limit, ...]])
     _queue: WaitingQueue = field(default_factory=WaitingQueue)
     #: Everything but Pending.
     _active: set[JobId] = field(default_factory=set[JobId])
     #: Pending, not held, but not yet due.
     _delayed: set[JobId] = field(default_factory=set[JobId])
+    #: Jobs that wait or run, by user.
+    _submitted_by: Counter[int] = field(default_factory=Counter[int])
     #: A GPU that a job has left admits nothing until it was read after this.  Kept for ever,
     #: one number per GPU: an older reading may still come late.
     _gpus_fresh_after: dict[GpuId, Instant] = field(default_factory=dict[GpuId, Instant])
@@ -248,6 +256,7 @@ class Scheduler:
         room = self.room()
         if room is None or self.facts is None:
             return None
+        holdings = self.holdings()
         scene = policies.Scene(
             now=self.now,
             facts=self.facts,
@@ -255,8 +264,11 @@ class Scheduler:
             guard=self.guard,
             peaks=self.peaks,
             waiting_since=self._since,
+            standing=Standing.of(
+                self.limits, ((self.jobs[h.job_id].spec.user, h) for h in holdings)
+            ),
         )
-        return policies.plan(scene, self._queue, room, self.holdings())
+        return policies.plan(scene, self._queue, room, holdings)
 
     def jobs_ahead(self, job: Job) -> int:
         return self._queue.ahead_of(job.spec, job.id)
@@ -337,10 +349,22 @@ class Scheduler:
                 f" the limit is {self.policy.queued_max}",
                 hint="cancel some, or raise scheduling.max_queued",
             )
+        for user, more in Counter(spec.user for spec in specs).items():
+            if at := too_many_submitted(self.limits, self._submitted_by, user, more):
+                return _No(
+                    in_words(at),
+                    hint="wait until some have ended, or cancel some",
+                )
         if self.facts is None:
             return None
         for spec in dict.fromkeys(specs):
             need = need_of(spec, self.facts, self.policy, self.peak_of(spec))
+            if broken := never_within(self.limits, spec.user, need):
+                return _No(
+                    f"this job can never start here: {in_words(broken[0])}",
+                    hint="ask for less; the limit is set in the daemon's configuration",
+                    impossible=True,
+                )
             if why := is_impossible(need, self.facts, self.policy):
                 return _No(
                     f"this job can never start here: {why}",
@@ -744,6 +768,9 @@ class Scheduler:
             state = Starting(start.placement, deadline, job.state.launch_failures)
             self._to(begun, state)
             self._out.append(Launch(job.id, begun.attempt, start.placement, job.spec))
+        if plan.head is not None and plan.starts and self.limits:
+            # What was started after it may have brought its user to a limit: then it is another's.
+            plan = self.plan() or plan
         if plan.head is not None:
             self._reserve_at = Instant(self._since[plan.head] + self.policy.reserve_after_ms)
 
@@ -821,6 +848,7 @@ class Scheduler:
         if spec is not job.spec:
             job = replace(job, spec=spec)
         self.jobs[job.id] = job
+        self._submitted_by[job.spec.user] += 1
         match job.state:
             case Pending(held=True):
                 pass
@@ -837,6 +865,7 @@ class Scheduler:
 
     def _leave(self, job: Job) -> None:
         del self.jobs[job.id]
+        self._submitted_by[job.spec.user] -= 1
         self._active.discard(job.id)
         self._delayed.discard(job.id)
         if isinstance(job.state, Pending) and self._queue.contains(job.spec, job.id):

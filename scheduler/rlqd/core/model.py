@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NewType
@@ -199,6 +200,26 @@ class Policy:
     #: Readings older than this are no readings.
     stale_ms: int = 15_000
     queued_max: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What the jobs of one user, or of a group's members together, may have.  None: as much as
+    there is."""
+
+    #: "user alice", "group students": in words, and no two limits have the same.
+    whose: str
+    #: Started and not ended.
+    max_jobs: int | None = None
+    #: Waiting or started.
+    max_submit_jobs: int | None = None
+    gpus: int | None = None
+    gpu_mem_mib: int | None = None
+    cores: int | None = None
+
+
+#: By uid: the limits that hold for a user's jobs, their own and their groups'.
+Limits = Mapping[int, tuple[Limit, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from rlqd.core.charge import Need, need_of, need_on
 from rlqd.core.crowd import Crowd, Device
 from rlqd.core.guard import ONE_JOB, Guard, Verdict
 from rlqd.core.learned import Peaks
+from rlqd.core.limits import AtLimit, Standing, amounts_of
 from rlqd.core.model import GpuId, Instant, JobId, JobSpec, MachineFacts, Placement, Policy
 from rlqd.core.placement import NoRoom, Shortage, host_amounts_short, place
 from rlqd.core.queue import WaitingQueue
@@ -38,9 +39,13 @@ class Reservation:
     starts_at: Instant | None
     extra: Room
     policy: Policy
+    #: What everybody has once it runs: its place in its user's and groups' limits is kept too.
+    standing: Standing
 
-    def admits(self, need: Need, placement: Placement, ends_at: Instant | None) -> bool:
+    def admits(self, user: int, need: Need, placement: Placement, ends_at: Instant | None) -> bool:
         """Whether starting this job now leaves the reserved job's start where it is."""
+        if self.standing.exceeded(user, need):
+            return False
         if self._ends_in_time(ends_at):
             return True
         return (
@@ -67,8 +72,9 @@ class Reservation:
             and not 0 < self.policy.jobs_per_gpu_max <= gpu.jobs
         )
 
-    def take(self, need: Need, placement: Placement, ends_at: Instant | None) -> None:
+    def take(self, user: int, need: Need, placement: Placement, ends_at: Instant | None) -> None:
         """`need` was admitted beside the reservation: its share of `extra` is gone."""
+        self.standing.add(user, amounts_of(need))
         if not self._ends_in_time(ends_at):
             self.extra.take(placement, need.charge, exclusive=need.exclusive)
 
@@ -78,10 +84,12 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Why a group of equal jobs waits: no room, or room that is kept for another job."""
+    """Why a group of equal jobs waits: no room, room that is kept for another job, or a limit of
+    its user or of one of the user's groups."""
 
     no_room: NoRoom | None
     reserved_for: JobId | None = None
+    at_limits: tuple[AtLimit, ...] = ()
 
 
 @dataclass(slots=True)
@@ -104,16 +112,22 @@ class Scene:
     peaks: Peaks
     #: Asked for the blocked head of the queue only.
     waiting_since: Mapping[JobId, Instant]
+    #: Used up like the room.
+    standing: Standing
 
 
 def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holding]) -> Plan:
     """Decide.  `room` is used up."""
-    now, policy = scene.now, scene.policy
+    now, policy, standing = scene.now, scene.policy, scene.standing
     result = Plan()
     started: list[Holding] = []
     crowd = Crowd.of(holdings, scene.facts, queue.size)
     walk = queue.in_order()
     for job_id, spec in walk:
+        if at := _at_limits(scene, spec):
+            walk.skip()
+            result.blocked[spec] = Blocked(None, at_limits=at)
+            continue
         if (result.reservation is not None or result.head is not None) and (
             short := _without_a_look(scene, spec, room)
         ):
@@ -121,6 +135,10 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
             result.blocked[spec] = Blocked(NoRoom((tuple(short),)))
             continue
         need, found = choose(scene, spec, room, crowd)
+        if spec.gpus is None and (at := standing.exceeded(spec.user, need)):
+            walk.skip()
+            result.blocked[spec] = Blocked(None, at_limits=at)
+            continue
         ends_at = latest_end(now, spec)
         if isinstance(found, NoRoom):
             walk.skip()
@@ -130,22 +148,28 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
             if result.reservation is None and result.head is None:
                 if now - scene.waiting_since[job_id] >= policy.reserve_after_ms:
                     holders = [*holdings, *started]
-                    result.reservation = reserve(now, job_id, need, room, holders, policy)
+                    kept_standing = standing.with_(spec.user, amounts_of(need))
+                    result.reservation = reserve(
+                        now, job_id, need, room, holders, policy, kept_standing
+                    )
                 else:
                     result.head = job_id
             continue
         kept = result.reservation
-        if kept is not None and not kept.admits(need, found, ends_at):
+        if kept is not None and not kept.admits(spec.user, need, found, ends_at):
             # The GPU that is best for it is kept; another may do.
             if need.gpus:
                 need, found = choose(scene, spec, kept.beside(need, room), crowd)
-            if not isinstance(found, Placement) or not kept.admits(need, found, ends_at):
+            if not isinstance(found, Placement) or not kept.admits(
+                spec.user, need, found, ends_at
+            ):
                 walk.skip()
                 result.blocked[spec] = Blocked(None, kept.job_id)
                 continue
         room.take(found, need.charge, exclusive=need.exclusive)
+        standing.add(spec.user, amounts_of(need))
         if result.reservation is not None:
-            result.reservation.take(need, found, ends_at)
+            result.reservation.take(spec.user, need, found, ends_at)
         started.append(
             Holding(
                 job_id=job_id,
@@ -160,6 +184,21 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
         crowd.add(now, job_id, spec, found.gpus)
         result.starts.append(Start(job_id, spec, found))
     return result
+
+
+def _at_limits(scene: Scene, spec: JobSpec) -> tuple[AtLimit, ...]:
+    """What its user may not have more of, wherever it would run.
+
+    Of a job that may run with or without a GPU that is what it takes without: the rest is known
+    once it is decided where it would go.
+    """
+    if not scene.standing.is_limited(spec.user):
+        return ()
+    learned = scene.peaks.get(spec.signature, scene.now)
+    gpus = spec.gpus or 0
+    return scene.standing.exceeded(
+        spec.user, need_on(gpus, spec, scene.facts, scene.policy, learned)
+    )
 
 
 def _without_a_look(scene: Scene, spec: JobSpec, room: Room) -> list[Shortage]:
@@ -241,14 +280,19 @@ def reserve(
     room: Room,
     holdings: Sequence[Holding],
     policy: Policy,
+    standing: Standing,
 ) -> Reservation | None:
     """The earliest end of running jobs after which `need` fits, or None if it does not even on
-    a machine without them (outsiders hold it, or a reading is unknown)."""
+    a machine without them (outsiders hold it, or a reading is unknown).
+
+    Args:
+        standing: with this job.
+    """
     future = room.guessed()
     if isinstance(found := place(need, future, policy), Placement):
         # All it may wait for is a GPU's next reading.
         future.take(found, need.charge, exclusive=need.exclusive)
-        return Reservation(job_id, now, future, policy)
+        return Reservation(job_id, now, future, policy, standing)
     # Jobs without a known end come last, the oldest first: that order does not change as they
     # run, so the reservation stays on one device and is met when that device has emptied.
     by_end = sorted(holdings, key=lambda h: (h.ends_at is None, h.ends_at or Instant(0), h.job_id))
@@ -259,7 +303,7 @@ def reserve(
             if holding.ends_at is None:
                 found = _keep_running(need, future, by_end[:number], policy) or found
             future.take(found, need.charge, exclusive=need.exclusive)
-            return Reservation(job_id, holding.ends_at, future, policy)
+            return Reservation(job_id, holding.ends_at, future, policy, standing)
     return None
 
 

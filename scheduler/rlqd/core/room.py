@@ -235,14 +235,14 @@ def is_impossible(need: Need, facts: MachineFacts, policy: Policy) -> str | None
         asked, total = _sizes(need.charge.mem_mib, facts.mem_mib_total)
         return (
             f"it asks for {asked} of host memory, this machine has {total}"
-            f" ({_size(policy.mem_mib_reserve)} kept free)"
+            f" ({mib_in_words(policy.mem_mib_reserve)} kept free)"
         )
     if need.gpus == 0:
         return None
     if facts.gpus_problem and need.gpus > len(facts.gpus):
         return None  # they may be there, and cannot be read just now: it waits
     if need.gpus > len(facts.gpus):
-        return f"it asks for {_count(need.gpus, 'GPU')}, this machine has {len(facts.gpus)}"
+        return f"it asks for {count_of(need.gpus, 'GPU')}, this machine has {len(facts.gpus)}"
     if need.charge.sm_pct > policy.sm_pct_limit:
         return f"it asks for {need.charge.sm_pct}% of a GPU, the limit is {policy.sm_pct_limit}%"
     totals = sorted(
@@ -253,22 +253,22 @@ def is_impossible(need: Need, facts: MachineFacts, policy: Policy) -> str | None
         if need.charge.gpu_mem_mib > most - policy.gpu_mem_mib_reserve:
             asked, total = _sizes(need.charge.gpu_mem_mib, most)
             return (
-                f"it asks for {asked} on {_count(need.gpus, 'GPU')}, the largest here has {total}"
-                f" ({_size(policy.gpu_mem_mib_reserve)} kept free)"
+                f"it asks for {asked} on {count_of(need.gpus, 'GPU')}, the largest here has"
+                f" {total} ({mib_in_words(policy.gpu_mem_mib_reserve)} kept free)"
             )
     return None
 
 
-def _size(mib: int) -> str:
+def mib_in_words(mib: int) -> str:
     """'512 MiB', '1.5 GiB'."""
     return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"
 
 
 def _sizes(asked_mib: int, total_mib: int) -> tuple[str, str]:
     """Both as people read them, and never the same for two that differ."""
-    asked, total = _size(asked_mib), _size(total_mib)
+    asked, total = mib_in_words(asked_mib), mib_in_words(total_mib)
     return (asked, total) if asked != total else (f"{asked_mib} MiB", f"{total_mib} MiB")
 
 
-def _count(n: int, noun: str) -> str:
+def count_of(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -18,13 +18,21 @@ from dataclasses import dataclass, field
 REMEMBERED_S = 60.0
 
 
-def gids_of(uid: int) -> frozenset[int]:
-    """Every group of a user; none of one that is unknown."""
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user as the database has it."""
+
+    name: str
+    gids: frozenset[int]
+
+
+def account_of(uid: int) -> Account | None:
+    """None: there is no such user, or nobody can be asked."""
     try:
         user = pwd.getpwuid(uid)
-        return frozenset(os.getgrouplist(user.pw_name, user.pw_gid))
+        return Account(user.pw_name, frozenset(os.getgrouplist(user.pw_name, user.pw_gid)))
     except (KeyError, OSError):
-        return frozenset()
+        return None
 
 
 def gid_of(group: str) -> int | None:
@@ -40,11 +48,11 @@ class Accounts:
 
     #: The group whose members are administrators (daemon.admin_group); "": nobody's.
     admin_group: str = ""
-    look_up: Callable[[int], frozenset[int]] = gids_of
+    look_up: Callable[[int], Account | None] = account_of
     look_up_group: Callable[[str], int | None] = gid_of
     clock: Callable[[], float] = time.monotonic
-    _gids: dict[int, tuple[float, frozenset[int]]] = field(
-        default_factory=dict[int, tuple[float, frozenset[int]]]
+    _accounts: dict[int, tuple[float, Account | None]] = field(
+        default_factory=dict[int, tuple[float, Account | None]]
     )
     _groups: dict[str, tuple[float, int | None]] = field(
         default_factory=dict[str, tuple[float, int | None]]
@@ -62,13 +70,13 @@ class Accounts:
         return uid == owner or self.is_operator(uid)
 
     def is_member(self, uid: int, group: str) -> bool:
-        gid = self.gid(group)
-        return gid is not None and gid in self.gids(uid)
+        gid, account = self.gid(group), self.account(uid)
+        return gid is not None and account is not None and gid in account.gids
 
-    def gids(self, uid: int) -> frozenset[int]:
-        known = self._gids.get(uid)
+    def account(self, uid: int) -> Account | None:
+        known = self._accounts.get(uid)
         if known is None or self.clock() - known[0] >= REMEMBERED_S:
-            known = self._gids[uid] = (self.clock(), self.look_up(uid))
+            known = self._accounts[uid] = (self.clock(), self.look_up(uid))
         return known[1]
 
     def gid(self, group: str) -> int | None:
@@ -80,5 +88,5 @@ class Accounts:
 
     def forget(self) -> None:
         """Look everything up anew."""
-        self._gids.clear()
+        self._accounts.clear()
         self._groups.clear()

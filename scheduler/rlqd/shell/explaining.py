@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rlq.protocol.messages import Explanation, Holder, Shortage
+from rlq.protocol.messages import Explanation, Holder, LimitReached, Shortage
 from rlq.protocol.states import JobState
 from rlq.protocol.units import format_duration, format_mib
-from rlqd.core import model, placement
+from rlqd.core import limits, model, placement
 from rlqd.core.guard import ONE_JOB, Verdict
 from rlqd.core.machine import Scheduler
 from rlqd.core.policy import Plan, shortest
@@ -30,6 +30,8 @@ def waiting_reason(core: Scheduler, plan: Plan | None, job: model.Job, now_unix:
     blocked = plan.blocked.get(job.spec)
     if blocked is None:
         return "starts at the next look"
+    if blocked.at_limits:
+        return "; ".join(limits.in_words(at) for at in blocked.at_limits)
     if blocked.reserved_for is not None:
         return f"would delay job {blocked.reserved_for}, which waits for the same and comes first"
     assert blocked.no_room is not None
@@ -49,6 +51,7 @@ def explanation(
     assert isinstance(job.state, model.Pending)
     blocked = plan.blocked.get(job.spec) if plan is not None else None
     alternatives = blocked.no_room.alternatives if blocked and blocked.no_room else ()
+    at_limits = blocked.at_limits if blocked is not None else ()
     reservation = plan.reservation if plan is not None else None
     starts_at = None
     if reservation is not None and reservation.job_id == job.id and reservation.starts_at:
@@ -62,6 +65,17 @@ def explanation(
             _shortage(core, s, holdings, now_unix, user_of)
             for alternative in alternatives
             for s in alternative
+        ),
+        limits=tuple(
+            LimitReached(
+                whose=at.whose,
+                resource=at.resource,
+                unit=at.unit,
+                used=at.used,
+                limit=at.limit,
+                need=at.need,
+            )
+            for at in at_limits
         ),
         jobs_ahead=core.jobs_ahead(job) if core.is_waiting(job) else 0,
         reserved=reservation is not None and reservation.job_id == job.id,

@@ -15,7 +15,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from rlqd.shell import launching, learning, rows, sampling
 from rlqd.shell.accounts import Accounts
 from rlqd.shell.attempts import Attempts
 from rlqd.shell.ledger import Ledger
+from rlqd.shell.limits import LimitTable
 from rlqd.shell.mps import MpsJobs
 from rlqd.shell.progress import Company, Tracker, recent_s
 from rlqd.shell.requests import (
@@ -132,6 +133,7 @@ class Pump:
     accounts: Accounts = field(default_factory=Accounts)
     core: Scheduler = field(default_factory=Scheduler)
     live: dict[model.JobId, Live] = field(default_factory=dict[model.JobId, Live])
+    limits: LimitTable = field(init=False)
     views: Views = field(init=False)
     desk: Desk = field(init=False)
     ledger: Ledger = field(init=False)
@@ -153,6 +155,7 @@ class Pump:
 
     def __post_init__(self) -> None:
         self.accounts.admin_group = self.config.daemon.admin_group
+        self.limits = LimitTable(self.config.limits, self.accounts)
         self.views = Views(
             config=self.config,
             logs_dir=str(self.logs_dir),
@@ -278,6 +281,7 @@ class Pump:
         wakeup = self.core.next_wakeup()
         if not events and (wakeup is None or wakeup > now):
             return
+        self.core.limits = self.limits.of(_submitters(asked), now)
         actions = self.core.step(now, events)
         self.views.invalidate()
         by_number = {one.change.number: one.change for one in asked}
@@ -729,6 +733,7 @@ class Pump:
             self.core.peaks,
         )
         self.core = Scheduler.restore(jobs, rows.core_policy(self.config), now)
+        self.core.limits = self.limits.of((job.spec.user for job in jobs), now)
         self.core.facts = facts_before
         self.core.guard, self.core.peaks = guard_before, peaks_before
         self.core.guard.policy = rows.guard_policy(self.config)
@@ -808,6 +813,8 @@ class Pump:
         group = self.accounts.admin_group
         if group and self.accounts.gid(group) is None:
             log.warning("daemon.admin_group: there is no group %s on this machine (now)", group)
+        for key in self.limits.unknown():
+            log.warning("%s: there is none of this name on this machine (now)", key)
 
     def _reload(self) -> None:
         self.notifier.reloading()
@@ -820,6 +827,7 @@ class Pump:
             logging.getLogger().setLevel(self.config.daemon.log_level.upper())
             self.accounts.admin_group = self.config.daemon.admin_group
             self.accounts.forget()
+            self.limits.reconfigure(self.config.limits)
             self._check_accounts()
             self.core.policy = rows.core_policy(self.config)
             self.core.guard.policy = rows.guard_policy(self.config)
@@ -830,6 +838,19 @@ class Pump:
                 " [daemon] max_message and limits of jobs that wait change at the next start"
             )
         self.notifier.ready("ready")
+
+
+def _submitters(asked: Iterable[Asked]) -> Iterator[int]:
+    """Whose jobs may join the queue now."""
+    for one in asked:
+        for event in one.change.events:
+            match event:
+                case model.Submitted():
+                    yield one.change.peer.uid
+                case model.RequeueRequested(finished=model.Job(spec=spec)):
+                    yield spec.user
+                case _:
+                    pass
 
 
 def _peer(received: Received) -> Peer:

@@ -35,6 +35,8 @@ from rlqd.core.model import (
     LaunchFailed,
     LaunchVoided,
     Learn,
+    Limit,
+    Limits,
     MachineFacts,
     MachineSampled,
     PauseRequested,
@@ -133,6 +135,7 @@ class Contract:
     calm: bool = False
     #: For how long rlqd may pause a job by itself; None: it may not.
     turn_ms: int | None = None
+    limits: Limits = field(default_factory=dict[int, tuple[Limit, ...]])
     specs: dict[JobId, JobSpec] = field(default_factory=dict[JobId, JobSpec])
     waiting_since: dict[JobId, Instant] = field(default_factory=dict[JobId, Instant])
     held: set[JobId] = field(default_factory=set[JobId])
@@ -180,6 +183,8 @@ class Contract:
         for action in segment:
             self._action(now, action)
         self._turns(now)
+        if any(isinstance(e, Submitted | RequeueRequested) for e in asked.values()):
+            self._queued_within_limits()
         self._starvation(now)
 
     def finish(self) -> None:
@@ -385,6 +390,55 @@ class Contract:
             case _:
                 self.waiting_since.pop(job.id, None)
 
+    # ---- limits --------------------------------------------------------------------
+
+    def _sharers(self, user: int, limit: Limit) -> set[int]:
+        """The users whose jobs count towards this limit of `user`."""
+        return {user} | {u for u, mine in self.limits.items() if limit in mine}
+
+    def _queued_within_limits(self) -> None:
+        for user, mine in self.limits.items():
+            for limit in mine:
+                sharers = self._sharers(user, limit)
+                queued = [
+                    j for j, s in self.specs.items() if s.user in sharers and j not in self.final
+                ]
+                most = limit.max_submit_jobs
+                within = most is None or len(queued) <= most
+                demand(within, f"{limit.whose}: {len(queued)} jobs wait or run, not {most}")
+
+    def _within_limits(self, job_id: JobId, spec: JobSpec, gpus: int) -> None:
+        """Counted from launches; GPU memory at the least that every job must be counted for."""
+        for limit in self.limits.get(spec.user, ()):
+            sharers = self._sharers(spec.user, limit)
+            theirs = [a for a in self.alive.values() if a.spec.user in sharers]
+            gpu_mem_mib = gpus * (spec.gpu_mem_mib or self.policy.gpu_mem_mib_default)
+            for one in theirs:
+                first = one.spec.gpu_mem_mib or self.policy.gpu_mem_mib_default
+                declared, peak = one.spec.gpu_mem_mib, one.gpu_mem_mib_peak
+                least = one.floor(self.policy, first, declared, peak)
+                gpu_mem_mib += len(one.placement.gpus) * least
+            cores = [a.spec.cores or self.policy.cores_default for a in theirs]
+            all_cores = sum(cores) + (spec.cores or self.policy.cores_default)
+            all_gpus = sum(len(a.placement.gpus) for a in theirs) + gpus
+            for what, has, most in (
+                ("jobs", len(theirs) + 1, limit.max_jobs),
+                ("cores", all_cores, limit.cores),
+                ("GPUs", all_gpus if gpus else 0, limit.gpus),
+                ("MiB of GPU memory", gpu_mem_mib if gpus else 0, limit.gpu_mem_mib),
+            ):
+                within = most is None or has <= most
+                demand(within, f"job {job_id}: {limit.whose} has {has} {what}, not {most}")
+
+    def _is_at_limit(self, job_id: JobId) -> bool:
+        """Its user may start no such job now, so that nothing needs to be kept for it."""
+        try:
+            spec = self.specs[job_id]
+            self._within_limits(job_id, spec, spec.gpus or 0)
+        except ContractViolation:
+            return True
+        return False
+
     # ---- launches: an independent measure of room ----------------------------------
 
     def _launched(
@@ -405,6 +459,7 @@ class Contract:
         assert facts is not None
         fresh = now - facts.taken_at <= self.policy.stale_ms
         demand(fresh, f"launched on an old reading: {job_id}")
+        self._within_limits(job_id, spec, len(placement.gpus))
         self._fits_host(job_id, spec, placement, facts)
         gpus = {gpu.id: gpu for gpu in facts.gpus}
         wanted = spec.gpus if spec.gpus is not None else int(bool(gpus or facts.gpus_problem))
@@ -518,7 +573,11 @@ class Contract:
         """
         if not self.calm or self.closed:
             return
-        ranked = ((-self.specs[j].priority, j) for j in self.waiting_since if j not in self.held)
+        ranked = (
+            (-self.specs[j].priority, j)
+            for j in self.waiting_since
+            if j not in self.held and not self._is_at_limit(j)
+        )
         best = min(ranked, default=None)
         if best is None:
             self.head = None
@@ -535,6 +594,12 @@ class Contract:
                 )
             return
         self.head.before_it &= {(a.job_id, a.number) for a in self.alive.values()}
+        # One that ranks before it was at a limit, and no longer is: it may go first, too.
+        rank = (-self.specs[head_id].priority, head_id)
+        for a in self.alive.values():
+            if a.launched_at == now and (-a.spec.priority, a.job_id) < rank:
+                self.head.before_it.add((a.job_id, a.number))
+                self.head.deadline = max(self.head.deadline, a.ends_at or now)
         if self.head.before_it:
             self.head.deadline = max(self.head.deadline, now)
             if self.facts is not None and len(self.facts.gpus) > 1:

@@ -43,6 +43,7 @@ from rlqd.core.model import (
     Launch,
     LaunchFailed,
     LaunchVoided,
+    Limit,
     MachineFacts,
     MachineSampled,
     PauseRequested,
@@ -170,6 +171,7 @@ class World:
     guard: Guard = field(init=False)
     faults: Faults = field(init=False)
     policy: Policy = field(init=False)
+    limits: dict[int, tuple[Limit, ...]] = field(init=False)
     core: Scheduler = field(init=False)
     contract: Contract = field(init=False)
     cores: tuple[Core, ...] = field(init=False)
@@ -226,9 +228,12 @@ class World:
                 pause_turn_ms=rng.choice([3_000, 8_000]),
             )
         self._build_machine()
-        self.core = Scheduler(policy=self.policy, guard=self.guard)
+        self.limits = self._draw_limits()
+        self.core = Scheduler(policy=self.policy, guard=self.guard, limits=self.limits)
         turn_ms = self.guard.policy.pause_turn_ms if self.trains else None
-        self.contract = Contract(self.policy, calm=self.is_calm, turn_ms=turn_ms)
+        self.contract = Contract(
+            self.policy, calm=self.is_calm, turn_ms=turn_ms, limits=self.limits
+        )
 
     def _build_machine(self) -> None:
         rng = self.rng
@@ -253,6 +258,27 @@ class World:
             )
             for index in range(count_)
         ]
+
+    def _draw_limits(self) -> dict[int, tuple[Limit, ...]]:
+        """Users 1 and 2 are a group, in every third world."""
+        if self.seed % 3:
+            return {}
+        rng = random.Random(f"limits of {self.seed}")
+
+        def limit(whose: str, more: int) -> Limit:
+            return Limit(
+                whose=whose,
+                max_jobs=rng.choice([None, 1 + more, 2 + more]),
+                max_submit_jobs=rng.choice([None, None, 4 + more]),
+                gpus=rng.choice([None, 1 + more, 2 + more]),
+                # What every core must count at the least is known, and not what it counts: no
+                # measure for who is held up by whom.
+                gpu_mem_mib=None if self.is_calm else rng.choice([None, 16_000 * (1 + more)]),
+                cores=rng.choice([None, 4 + more]),
+            )
+
+        group = limit("group 12", 1)
+        return {1: (limit("user 1", 0), group), 2: (group,), 3: (limit("user 3", 0),)}
 
     # ---- running -------------------------------------------------------------------
 
@@ -489,6 +515,7 @@ class World:
         learned = self.guard.known(Instant(self.now))
         self.guard = self.core.guard = Guard(self.guard.policy)
         self.guard.load(learned, Instant(self.now))
+        self.core.limits = self.limits
         self.contract.restarted()
         at_once = self.rng.random() < 0.5
         for job in rows:
@@ -799,6 +826,17 @@ class World:
     def _is_too_big(self, spec: JobSpec) -> bool:
         """More than this machine could ever give (accepted before it had been read)."""
         gpus = int(bool(self.gpus)) if spec.gpus is None else spec.gpus
+        for limit in self.limits.get(spec.user, ()):
+            mem_mib = gpus * (spec.gpu_mem_mib or self.policy.gpu_mem_mib_default)
+            if (
+                (limit.gpus is not None and gpus > limit.gpus)
+                or (limit.gpu_mem_mib is not None and mem_mib > limit.gpu_mem_mib)
+                or (
+                    limit.cores is not None
+                    and (spec.cores or self.policy.cores_default) > limit.cores
+                )
+            ):
+                return True
         if gpus:
             mem_mib = spec.gpu_mem_mib or self.policy.gpu_mem_mib_default
             mem_mib += self.policy.gpu_mem_mib_reserve + GPU_OVERHEAD_MIB
