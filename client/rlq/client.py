@@ -24,7 +24,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from rlq import paths, specs
+from rlq import paths, remote, specs
 from rlq.errors import (
     NotFoundError,
     ProtocolError,
@@ -35,7 +35,8 @@ from rlq.errors import (
 from rlq.protocol import messages as m
 from rlq.protocol.states import JobState
 from rlq.protocol.units import ID_MAX
-from rlq.transport import Connection, ConnectionLostError, is_answering
+from rlq.remote import Remote
+from rlq.transport import Connection, ConnectionLostError, Place, is_answering
 
 #: Requests that may be sent again when the daemon restarts before it answers: they change
 #: nothing, or doing them twice is the same as once.
@@ -54,6 +55,7 @@ _REPEATABLE = (
     | m.Status
     | m.Profile
     | m.Drain
+    | m.ListKeys
 )
 #: How often a broken connection is tried again; a restart of the daemon takes about a second.
 _RECONNECT_INTERVAL_S = 0.1
@@ -73,6 +75,8 @@ class Client:
     Args:
         socket: where the daemon listens; None: RLQ_SOCKET, else the system's daemon, else the
             user's own.
+        host: another machine's daemon, `HOST` or `HOST:PORT` (docs/remote.md); None: RLQ_HOST,
+            unless `socket` or RLQ_SOCKET is set.
         autostart: start the user's own daemon when none runs; RLQ_NO_AUTOSTART=1 forbids it.
         timeout_s: how long an answer may take, and how long a restarting daemon is waited for.
     """
@@ -81,9 +85,11 @@ class Client:
         self,
         socket: str | os.PathLike[str] | None = None,
         *,
+        host: str | None = None,
         autostart: bool = True,
         timeout_s: float = 30.0,
     ) -> None:
+        self._host = remote.chosen_host(socket, host)
         self._named = None if socket is None else Path(os.path.abspath(socket))
         self._autostart = autostart and os.environ.get("RLQ_NO_AUTOSTART", "") in {"", "0"}
         self._timeout_s = timeout_s
@@ -111,8 +117,25 @@ class Client:
 
     @property
     def socket(self) -> Path:
-        """Where the daemon is (connecting first if need be)."""
-        return self._connect().path
+        """Where the daemon listens (connecting first if need be).
+
+        Raises:
+            UsageError: on another machine.
+        """
+        place = self._connect().place
+        if isinstance(place, Remote):
+            raise UsageError(f"the daemon is on {place}: it has no socket here")
+        return place
+
+    @property
+    def address(self) -> str:
+        """The socket, or the other machine (connecting first if need be)."""
+        return str(self._connect().place)
+
+    @property
+    def host(self) -> str | None:
+        """The other machine whose daemon this is for; None: this one's."""
+        return self._host
 
     # ---- submitting ----------------------------------------------------------------
 
@@ -156,6 +179,9 @@ class Client:
             check: refuse a program that is not there, rather than have it fail to start.
             log: `%j` in it becomes the job's id, `%x` its name.
 
+        On another machine (`host`) paths are that machine's, relative ones and `~` from one's
+        home there; `env` None is what a login there would give, and `check` does not apply.
+
         Raises:
             UsageError: an argument is wrong.
             RefusedError: this machine can never run it.
@@ -183,8 +209,9 @@ class Client:
             log=log,
             log_max=log_max,
             like=like,
+            remote=self._host is not None,
         )
-        if check:
+        if check and self._host is None:
             variables = {**(os.environ if env is None else env), **spec.env}
             specs.check_program(spec.argv, spec.cwd, variables.get("PATH", os.defpath))
         return self.submit_many([spec], env=env)[0]
@@ -197,7 +224,7 @@ class Client:
         batch = tuple(jobs)
         if not batch:
             return []
-        return list_of(self._ask(m.Submit(jobs=batch, env=_captured(env)), m.Submitted).ids)
+        return list_of(self._ask(m.Submit(jobs=batch, env=self._captured(env)), m.Submitted).ids)
 
     def submit_pipelined(
         self,
@@ -208,7 +235,7 @@ class Client:
     ) -> Iterator[int]:
         """Queue one by one, each durable by itself, without waiting for one answer before the
         next request.  The first refusal raises; jobs whose ids came before it are queued."""
-        shared = _captured(env)
+        shared = self._captured(env)
         requests = (m.Submit(jobs=(job,), env=shared) for job in jobs)
         for reply in self.requests(requests, window=window):
             yield _expect(reply, m.Submitted).ids[0]
@@ -449,7 +476,7 @@ class Client:
                 self.close()
                 if not isinstance(message, _REPEATABLE):
                     raise
-                connection = self._reconnect(connection.path, deadline)
+                connection = self._reconnect(connection.place, deadline)
                 continue
             except BaseException:
                 self.close()  # an answer may still be on its way
@@ -464,21 +491,23 @@ class Client:
                 hint="make a new Client in each process",
             )
         if self._connection is None:
-            self._connection = Connection(self._find())
+            self._connection = Connection(self._find(), timeout_s=self._timeout_s)
         return self._connection
 
-    def _reconnect(self, path: Path, deadline: float) -> Connection:
+    def _reconnect(self, place: Place, deadline: float) -> Connection:
         """To a daemon that restarts.  One that was stopped is not started again from here."""
         patience = max(deadline, time.monotonic() + min(self._timeout_s, 1.0))
-        while not is_answering(path):
+        while not is_answering(place):
             if time.monotonic() >= patience:
-                raise _nobody(path, "the daemon went away and did not come back")
+                raise _nobody(place, "the daemon went away and did not come back")
             time.sleep(_RECONNECT_INTERVAL_S)
-        self._connection = Connection(path)
+        self._connection = Connection(place, timeout_s=self._timeout_s)
         return self._connection
 
-    def _find(self) -> Path:
-        """The socket of a daemon that answers, started if that is allowed and needed."""
+    def _find(self) -> Place:
+        """Where a daemon answers, started if that is allowed and needed."""
+        if self._host is not None:
+            return remote.find(self._host)
         named = self._named is not None or bool(os.environ.get("RLQ_SOCKET"))
         places = [self._named] if self._named is not None else paths.candidate_sockets()
         for place in places:
@@ -504,9 +533,22 @@ class Client:
 
         return start_daemon()
 
+    def _captured(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        if env is None and self._host is not None:
+            return {}  # this machine's means nothing on the other
+        sent, left_out = specs.capture_env(env)
+        if left_out:
+            import logging
+
+            for key in left_out:
+                logging.getLogger("rlq").warning(
+                    "the variable %s is not valid UTF-8 and is left out", key
+                )
+        return sent
+
     def _silent(self, connection: Connection) -> UnreachableError:
         return UnreachableError(
-            f"the daemon on {connection.path} does not answer in time",
+            f"the daemon on {connection.place} does not answer in time",
             hint="it may be busy or stopped: `rlq doctor` looks for what is wrong",
         )
 
@@ -560,19 +602,11 @@ def _no_jobs(ids: Iterable[int]) -> NotFoundError:
     return NotFoundError(f"there is no job {named}", hint="`rlq list` shows the jobs")
 
 
-def _captured(env: Mapping[str, str] | None) -> dict[str, str]:
-    sent, left_out = specs.capture_env(env)
-    if left_out:
-        import logging
-
-        for key in left_out:
-            logging.getLogger("rlq").warning(
-                "the variable %s is not valid UTF-8 and is left out", key
-            )
-    return sent
-
-
-def _nobody(path: Path, what: str) -> UnreachableError:
+def _nobody(path: Place, what: str) -> UnreachableError:
+    if isinstance(path, Remote):
+        return UnreachableError(
+            f"{what} on {path}", hint=f"`ssh {path.host} systemctl status rlqd` says more"
+        )
     if path.exists():
         return UnreachableError(
             f"{what} on {path}",

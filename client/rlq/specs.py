@@ -77,20 +77,24 @@ def make_spec(
     log: str | os.PathLike[str] | None = None,
     log_max: Size | None = None,
     like: str | None = None,
+    remote: bool = False,
 ) -> JobSpec:
     """One job.  `set_env`: on top of the environment it is submitted with, and left as it is by
     rlqd.  `env`: that environment (None: this process's), only looked at, to find the command's
-    Python.  `cwd`: None is the current one, by the name the shell has for it.
+    Python.  `cwd`: None is the current one, by the name the shell has for it.  `remote`: it is
+    for another machine, so that nothing is looked for on this one.
 
     Raises:
         UsageError: something in it cannot be run or recorded.
     """
-    folder = working_folder(cwd)
+    folder = remote_folder(cwd) if remote else working_folder(cwd)
     variables = dict(set_env or {})
     for key, value in variables.items():
         check_variable(key, value)
     grace_ms = None if grace is None else _ms("grace", grace)
-    if log is not None:
+    if log is not None and remote:
+        log_path = os.path.normpath(os.path.join(folder, text("the log's path", log)))
+    elif log is not None:
         log_path = os.path.join(folder, os.path.expanduser(text("the log's path", log)))
         log_path = os.path.normpath(log_path)
         check_log_path(log_path)
@@ -98,7 +102,7 @@ def make_spec(
         log_path = ""
     words = check_argv(argv)
     installed: dict[str, str] = {}
-    if resources.gpu_mem_mib is not None and resources.gpus != 0:
+    if resources.gpu_mem_mib is not None and resources.gpus != 0 and not remote:
         # Only a declared amount becomes a cap, and only a cap depends on a version.
         found_in = {**(os.environ if env is None else env), **variables}
         installed = frameworks.versions(words, found_in, folder)
@@ -319,6 +323,14 @@ def working_folder(cwd: str | os.PathLike[str] | None = None) -> str:
         kind = "is not a folder" if os.path.lexists(folder) else "does not exist"
         raise UsageError(f"the working folder {folder} {kind}", hint="--cwd names a folder")
     return folder
+
+
+def remote_folder(cwd: str | os.PathLike[str] | None) -> str:
+    """A folder of another machine: absolute, or `~/...`; relative ones are below the home."""
+    if cwd is None:
+        return "~"
+    folder = text("cwd", cwd)
+    return os.path.normpath(folder if folder.startswith(("/", "~")) else f"~/{folder}")
 
 
 def capture_env(env: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str]]:

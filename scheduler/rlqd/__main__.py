@@ -18,6 +18,9 @@ from rlqd import config as configuration
 
 log = logging.getLogger("rlqd")
 
+#: In the state folder: the secret half of the key by which clients know this daemon.
+SERVER_KEY_NAME = "server.key"
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
@@ -87,7 +90,7 @@ def _serve(
     ready_fd: int | None,
 ) -> None:
     # Imported here, so that --help and a wrong configuration answer at once.
-    from rlqd.adapters import host, lockfile, systemd
+    from rlqd.adapters import curve, host, lockfile, systemd
     from rlqd.adapters.mps import Mps
     from rlqd.adapters.nvml import NvmlMonitor
     from rlqd.adapters.processes import Processes
@@ -96,6 +99,7 @@ def _serve(
     from rlqd.adapters.zeromq import Server, check_peer_address
     from rlqd.shell.mps import MpsJobs
     from rlqd.shell.pump import Pump
+    from rlqd.shell.remote import Keyring
     from rlqd.shell.sampling import Sampler, usable_cpus
     from rlqd.shell.signals import Signals
 
@@ -125,6 +129,18 @@ def _serve(
         reports = parts.enter_context(
             ReportSocket(paths.report_socket, mode=0o666 if is_shared else 0o600)
         )
+        keyring = Keyring(store=store)
+        remote = None
+        if config.remote.listen:
+            remote = parts.enter_context(
+                curve.CurveServer(
+                    *configuration.listen_address(config.remote.listen),
+                    curve.load_secret(paths.state_dir / SERVER_KEY_NAME),
+                    knows=keyring.knows,
+                    connections_max=config.remote.connections_max,
+                    message_bytes_max=config.remote.message_mib_max * 2**20,
+                )
+            )
         nvml = NvmlMonitor(retry_s=config.monitor.period_ms / 100)
         sampler = Sampler(
             read_host=host_monitor.read,
@@ -167,10 +183,14 @@ def _serve(
             signals=signals,
             reload=lambda: configuration.load(config_path or daemon_config()),
             rlimits={"RLIMIT_NOFILE": nofile_before},
+            keyring=keyring,
+            remote=remote,
             mps=mps,
         )
         pump.start()
         log.info("rlqd %s serves %s from %s", VERSION, paths.socket, paths.state_dir)
+        if remote is not None:
+            log.info("other machines are served on %s", remote.endpoint)
         notifier.ready("ready")
         _tell(ready_fd, "ready")
         pump.run()

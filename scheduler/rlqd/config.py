@@ -9,6 +9,7 @@ their values do ("2G", "30s", "20%").
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import json
 import os
 import tomllib
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlq.errors import UsageError
-from rlq.protocol import units
+from rlq.protocol import keys, units
 
 # ---- kinds of value ----------------------------------------------------------------
 
@@ -187,6 +188,36 @@ def _parse_folder(value: object) -> str:
     _check(text == "" or (text.startswith("/") and "\0" not in text))
     return text
 
+
+def listen_address(text: str) -> tuple[str, int]:
+    """`tcp://ADDRESS[:PORT]` as address ("*": all of IPv4) and port.  Raises ValueError."""
+    scheme, _, rest = text.partition("://")
+    _check(scheme == "tcp")
+    host, colon, port = rest.rpartition(":") if not rest.endswith("]") else (rest, "", "")
+    if not colon:
+        host, port = rest, str(keys.PORT)
+    if host != "*":
+        version = 4
+        if host.startswith("[") and host.endswith("]"):
+            host, version = host[1:-1], 6
+        _check(ipaddress.ip_address(host).version == version and "%" not in host)
+    _check(port.isascii() and port.isdigit() and int(port) < 65_536)
+    return host, int(port)
+
+
+def _parse_listen(value: object) -> str:
+    text = _string(value)
+    if text:
+        listen_address(text)
+    return text
+
+
+LISTEN = Kind(
+    _parse_listen,
+    json.dumps,
+    '"" (nowhere), or "tcp://ADDRESS:PORT" with an address of this machine or * for all: '
+    f'"tcp://*:{keys.PORT}"',
+)
 
 FOLDER = Kind(_parse_folder, json.dumps, '"" (see its meaning) or an absolute path')
 
@@ -465,6 +496,30 @@ class Mps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """Use from other machines, by keys that were enrolled (docs/remote.md). Read at the start."""
+
+    listen: str = _key(
+        "listen",
+        LISTEN,
+        "",
+        "Where the daemon listens for other machines. ssh needs none of this.",
+    )
+    connections_max: int = _key(
+        "max_connections",
+        whole(1, 10_000),
+        128,
+        "Most connections from other machines at a time, strangers' included; others wait.",
+    )
+    message_mib_max: int = _key(
+        "max_message",
+        size(1, 64),
+        "8M",
+        "Longest message of a remote client, strangers included, as in `[daemon]`.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Monitor:
     """How the machine is watched."""
 
@@ -519,6 +574,7 @@ SECTIONS: dict[str, type] = {
     "limits": Limits,
     "guard": Guard,
     "mps": Mps,
+    "remote": Remote,
     "monitor": Monitor,
     "daemon": Daemon,
 }
@@ -547,6 +603,7 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     guard: Guard = field(default_factory=Guard)
     mps: Mps = field(default_factory=Mps)
+    remote: Remote = field(default_factory=Remote)
     monitor: Monitor = field(default_factory=Monitor)
     daemon: Daemon = field(default_factory=Daemon)
     # Not in the repr: variables may hold passwords.

@@ -930,6 +930,7 @@ EXAMPLES: dict[str, list[str]] = {
     "why": ["1"],
     **{verb: ["1"] for verb in ("cancel", "hold", "release", "pause", "resume", "requeue")},
     "daemon": ["status"],
+    "key": ["list"],
     "report": ["5"],
     "completion": ["bash"],
 }

@@ -48,6 +48,7 @@ VERBS: dict[str, str] = {
     "drain": "Start nothing more (--off: go on).",
     "doctor": "Look for what is wrong, and say what to do.",
     "daemon": "Start, stop or look for the daemon.",
+    "key": "Keys, to use the queue from another machine.",
     "report": "In a job: tell how far it is.",
     "completion": "Completion for your shell.",
 }
@@ -155,9 +156,10 @@ class LazyGroup(click.Group):
     shell_complete=lazy_complete_files,
     help="The daemon's socket (RLQ_SOCKET).",
 )
+@click.option("--host", metavar="HOST", help="Another machine's daemon (RLQ_HOST).")
 @click.option("--no-autostart", is_flag=True, help="Do not start a daemon (RLQ_NO_AUTOSTART=1).")
 @click.pass_context
-def rlq(ctx: click.Context, socket: str | None, no_autostart: bool) -> None:
+def rlq(ctx: click.Context, socket: str | None, host: str | None, no_autostart: bool) -> None:
     """The job queue that makes a shared lab workstation train faster.
 
     \b
@@ -169,7 +171,7 @@ def rlq(ctx: click.Context, socket: str | None, no_autostart: bool) -> None:
     """
     if socket == "":
         raise UsageError("--socket is empty", hint="--socket /path/of/rlqd.sock")
-    ctx.obj = App(socket=socket, autostart=not no_autostart)
+    ctx.obj = App(socket=socket, host=host, autostart=not no_autostart)
 
 
 def main() -> NoReturn:

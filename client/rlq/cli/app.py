@@ -25,13 +25,37 @@ class App:
     """Passed from the group to its verbs."""
 
     socket: str | None = None
+    host: str | None = None
     autostart: bool = True
     json: bool = False
 
     def client(self, *, autostart: bool = True, timeout_s: float = 30.0) -> Client:
         from rlq.client import Client
 
-        return Client(self.socket, autostart=self.autostart and autostart, timeout_s=timeout_s)
+        return Client(
+            self.socket,
+            host=self.host,
+            autostart=self.autostart and autostart,
+            timeout_s=timeout_s,
+        )
+
+    @property
+    def remote_host(self) -> str | None:
+        """The other machine that the command is about; None: this one."""
+        from rlq.remote import chosen_host
+
+        return chosen_host(self.socket, self.host)
+
+    def require_here(self, what: str, command: str) -> None:
+        """
+        Raises:
+            UsageError: the command is about another machine; `what` says why it cannot be.
+        """
+        if (host := self.remote_host) is not None:
+            from rlq.remote import parse_host
+
+            name = parse_host(host)[0]
+            raise UsageError(f"{what} {name}", hint=f"ssh {name} {command}")
 
 
 def verb(
@@ -55,6 +79,13 @@ def verb(
             is_flag=True,
             expose_value=False,
             callback=_forbid_autostart,
+            hidden=True,
+        )(wrapped)
+        wrapped = click.option(
+            "--host",
+            metavar="HOST",
+            expose_value=False,
+            callback=_set_host,
             hidden=True,
         )(wrapped)
         wrapped = click.option(
@@ -94,6 +125,11 @@ def _set_socket(ctx: click.Context, _param: click.Parameter, value: str | None) 
         if not value:
             raise UsageError("--socket is empty", hint="--socket /path/of/rlqd.sock")
         _app(ctx).socket = value
+
+
+def _set_host(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        _app(ctx).host = value
 
 
 def _forbid_autostart(ctx: click.Context, _param: click.Parameter, value: bool) -> None:

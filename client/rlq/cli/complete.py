@@ -56,10 +56,11 @@ def complete_users(
 def _jobs(ctx: click.Context) -> list[Job]:
     from rlq.client import Client
 
-    # The callbacks of --socket do not run while completing: read what was typed so far.
+    # The callbacks of --socket and --host do not run while completing: read what was typed so far.
     socket = next((c.params["socket"] for c in _chain(ctx) if c.params.get("socket")), None)
+    host = next((c.params["host"] for c in _chain(ctx) if c.params.get("host")), None)
     try:
-        with Client(socket, autostart=False, timeout_s=TIMEOUT_S) as client:
+        with Client(socket, host=host, autostart=False, timeout_s=TIMEOUT_S) as client:
             return client.list(limit=JOBS_MAX)
     except RlqError:
         return []

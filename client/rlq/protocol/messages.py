@@ -257,6 +257,25 @@ class Stop(Message, frozen=True, kw_only=True):
     """Ask the daemon to exit.  Running jobs run on."""
 
 
+class ListKeys(Message, frozen=True, kw_only=True):
+    """The server's key, and the enrolled ones: one's own; all for an administrator."""
+
+
+class EnrolKey(Message, frozen=True, kw_only=True):
+    """Whoever holds the secret half of `key` may come in over the network as `user`."""
+
+    user: str
+    #: As `rlq.protocol.keys` writes it.
+    key: str
+
+
+class RevokeKey(Message, frozen=True, kw_only=True):
+    """One key, or all of a user's; the other is ""."""
+
+    user: str = ""
+    key: str = ""
+
+
 Request = (
     Ping
     | Submit
@@ -276,6 +295,9 @@ Request = (
     | Forget
     | Drain
     | Stop
+    | ListKeys
+    | EnrolKey
+    | RevokeKey
 )
 
 # ---- replies -----------------------------------------------------------------------
@@ -520,6 +542,22 @@ class Profiles(Message, frozen=True, kw_only=True):
     curves: tuple[Curve, ...] = ()
 
 
+class EnrolledKey(Part, frozen=True, kw_only=True):
+    key: str
+    user: str
+    enrolled_at: float
+    enrolled_by: str
+
+
+class Keys(Message, frozen=True, kw_only=True):
+    """The answer to ListKeys."""
+
+    #: The daemon's own public key, and where it listens; "": not for other machines.
+    server_key: str = ""
+    endpoint: str = ""
+    keys: tuple[EnrolledKey, ...] = ()
+
+
 class DaemonStatus(Message, frozen=True, kw_only=True):
     version: str
     pid: int
@@ -553,6 +591,7 @@ Reply = (
     | Variables
     | Machine
     | Profiles
+    | Keys
     | DaemonStatus
     | Ok
 )

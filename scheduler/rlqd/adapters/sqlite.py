@@ -84,6 +84,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     # What was measured of programs and devices: opaque here.
     ("CREATE TABLE learned (key TEXT PRIMARY KEY, body BLOB NOT NULL, at REAL NOT NULL)",),
+    # Public keys of those who may come in over the network.  Times are Unix seconds.
+    (
+        """CREATE TABLE remote_key (
+            key BLOB PRIMARY KEY,
+            uid INTEGER NOT NULL,
+            user TEXT NOT NULL,
+            enrolled_at REAL NOT NULL,
+            enrolled_by TEXT NOT NULL)""",
+    ),
 )
 
 _encode_json = msgspec.json.Encoder().encode
@@ -166,6 +175,18 @@ class Brief:
     uid: int
     user: str
     state: JobState
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteKey:
+    """A public key, and as whom its holder counts."""
+
+    key: bytes
+    uid: int
+    user: str
+    enrolled_at: float
+    #: The name of who enrolled it.
+    enrolled_by: str
 
 
 _COLUMNS = tuple(one.name for one in fields(Row))
@@ -466,7 +487,27 @@ class Store:
         with self._errors():
             self._db.executemany("DELETE FROM learned WHERE key = ?", [(key,) for key in keys])
 
+    def put_remote_key(self, key: RemoteKey) -> None:
+        self._run(
+            "INSERT INTO remote_key (key, uid, user, enrolled_at, enrolled_by)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (key.key, key.uid, key.user, key.enrolled_at, key.enrolled_by),
+        )
+
+    def drop_remote_key(self, key: bytes) -> None:
+        self._run("DELETE FROM remote_key WHERE key = ?", (key,))
+
     # ---- reading -------------------------------------------------------------------
+
+    def remote_keys(self) -> list[RemoteKey]:
+        """By user and age."""
+        return [
+            RemoteKey(*row)
+            for row in self._all(
+                "SELECT key, uid, user, enrolled_at, enrolled_by FROM remote_key"
+                " ORDER BY user, enrolled_at, key"
+            )
+        ]
 
     def live(self) -> Iterator[Row]:
         """The jobs that have not ended, by id.  Rows may be changed while it runs."""

@@ -24,8 +24,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import msgspec
+
 from rlq import hooks
-from rlq.protocol.messages import JobSpec
+from rlq.protocol.messages import JobSpec, Submit
 from rlqd.adapters.processes import LaunchOrder
 from rlqd.adapters.sqlite import Row
 from rlqd.config import Config
@@ -40,6 +42,8 @@ THREAD_VARIABLES = (
     "NUMEXPR_MAX_THREADS",
     "NPROC",  # XLA's thread pools on the CPU
 )
+#: Of a job that was submitted from another machine.
+LOGIN_PATH = "/usr/local/bin:/usr/bin:/bin"
 #: A CUDA context lies outside what the frameworks' own allocators count: some 0.5 GiB.
 CUDA_CONTEXT_MIB = 512
 #: The kernel's OOM killer should take a job before the daemon or a colleague's editor.
@@ -61,6 +65,36 @@ def account_of(uid: int) -> Account:
         return Account(os.geteuid(), os.getegid(), None)
     user = pwd.getpwuid(uid)
     return Account(uid, user.pw_gid, tuple(os.getgrouplist(user.pw_name, user.pw_gid)))
+
+
+def at_home(request: Submit, uid: int) -> Submit:
+    """A submission from another machine, as if it had been made here right after a login: that
+    machine's environment and folders mean nothing on this one.  `~/` is the user's home.
+
+    Raises:
+        KeyError: no such user.
+    """
+    user = pwd.getpwuid(uid)
+
+    def here(path: str) -> str:
+        is_below = path == "~" or path.startswith("~/")
+        return os.path.normpath(user.pw_dir + path[1:]) if is_below else path
+
+    return msgspec.structs.replace(
+        request,
+        jobs=tuple(
+            msgspec.structs.replace(job, cwd=here(job.cwd), log_path=here(job.log_path))
+            for job in request.jobs
+        ),
+        env={
+            "PATH": LOGIN_PATH,
+            "HOME": user.pw_dir,
+            "USER": user.pw_name,
+            "LOGNAME": user.pw_name,
+            "SHELL": user.pw_shell or "/bin/sh",
+            **request.env,
+        },
+    )
 
 
 def order(

@@ -28,6 +28,7 @@ from rlq.errors import NotFoundError, NotPermittedError, ProtocolError, RlqError
 from rlq.protocol import codec
 from rlq.protocol import messages as wire
 from rlq.protocol.states import JobState
+from rlqd.adapters.curve import CurveServer
 from rlqd.adapters.processes import LaunchOrder, Processes
 from rlqd.adapters.reports import ReportSocket
 from rlqd.adapters.sqlite import Row, Store
@@ -43,12 +44,14 @@ from rlqd.shell.ledger import Ledger
 from rlqd.shell.limits import LimitTable
 from rlqd.shell.mps import MpsJobs
 from rlqd.shell.progress import Company, Tracker, recent_s
+from rlqd.shell.remote import Keyring
 from rlqd.shell.requests import (
     DAMAGED,
     Change,
     ChangeRequest,
     Desk,
     Peer,
+    Route,
     unavailable,
     user_name,
 )
@@ -80,7 +83,7 @@ def monotonic_ms() -> model.Instant:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    route: bytes
+    route: Route
     request_id: bytes
     request: ChangeRequest
     change: Change
@@ -90,7 +93,7 @@ class Asked:
 class Question:
     """A request that only reads: answered after the commit of this turn."""
 
-    route: bytes
+    route: Route
     request_id: bytes
     peer: Peer
     request: wire.Request
@@ -125,6 +128,9 @@ class Pump:
     reload: Callable[[], Config]
     #: Limits that jobs get in place of the daemon's own.
     rlimits: Mapping[str, tuple[int, int]]
+    keyring: Keyring
+    #: None: nobody is served but on this machine.
+    remote: CurveServer | None = None
     #: None: CUDA MPS is left alone.
     mps: MpsJobs | None = None
 
@@ -189,6 +195,8 @@ class Pump:
             self._poller.register(source, zmq.POLLIN)
         if self.mps is not None:
             self._poller.register(self.mps.mps, zmq.POLLIN)
+        for peers in self.remote.sources if self.remote is not None else ():
+            self._poller.register(peers, zmq.POLLIN)
 
     # ---- the loop ------------------------------------------------------------------
 
@@ -232,7 +240,10 @@ class Pump:
             self._take_signals()
         if self.server.socket in ready:
             for received in self.server.receive(MESSAGES_PER_TURN):
-                self._receive(received, now, asked, questions)
+                route, peer = Route(received.route), _peer(received)
+                self._receive(route, peer, received.frames, now, asked, questions)
+        if self.remote is not None:
+            self._receive_remote(self.remote, now, asked, questions)
         if self.reports.fileno() in ready:
             self._take_reports()
         if self.mps is not None:
@@ -460,21 +471,38 @@ class Pump:
 
     # ---- requests ------------------------------------------------------------------
 
+    def _receive_remote(
+        self,
+        remote: CurveServer,
+        now: model.Instant,
+        asked: list[Asked],
+        questions: list[Question],
+    ) -> None:
+        remote.tend()
+        for received in remote.receive(MESSAGES_PER_TURN):
+            peer = self.keyring.peer_of(received.key)
+            if peer is None:
+                # A key that was revoked meanwhile gets what an unknown one gets: nothing.
+                remote.dropped += 1
+                continue
+            route = Route(received.route, received.key)
+            self._receive(route, peer, received.frames, now, asked, questions)
+
     def _receive(
         self,
-        received: Received,
+        route: Route,
+        peer: Peer,
+        frames: list[bytes],
         now: model.Instant,
         asked: list[Asked],
         questions: list[Question],
     ) -> None:
         self.stats.messages += 1
         try:
-            request_id, request = codec.decode_request(received.frames)
+            request_id, request = codec.decode_request(frames)
         except ProtocolError as error:
-            request_id = codec.request_id_of(received.frames)
-            self._reply(received.route, request_id, codec.error_reply(error))
+            self._reply(route, codec.request_id_of(frames), codec.error_reply(error))
             return
-        peer = _peer(received)
         match request:
             case (
                 wire.Submit()
@@ -492,15 +520,15 @@ class Pump:
                     next_id = self.store.next_id + ids_before
                     change = self.desk.change(request, peer, now, next_id)
                 except RlqError as error:
-                    self._reply(received.route, request_id, codec.error_reply(error))
+                    self._reply(route, request_id, codec.error_reply(error))
                 else:
-                    asked.append(Asked(received.route, request_id, request, change))
+                    asked.append(Asked(route, request_id, request, change))
                     for event in change.events:
                         if isinstance(event, model.RequeueRequested) and event.finished:
                             user = user_name(event.finished.spec.user)
                             self.live[event.job_id] = Live(uid=event.finished.spec.user, user=user)
             case _:
-                questions.append(Question(received.route, request_id, peer, request))
+                questions.append(Question(route, request_id, peer, request))
 
     def _stop_unrecorded(self, request: ChangeRequest, peer: Peer) -> NoReturn:
         """A full disk records nothing, but the job that fills it must be stoppable."""
@@ -561,7 +589,7 @@ class Pump:
                     pattern,
                     time.time(),
                     peer.uid,
-                    sees_all=self.accounts.is_operator(peer.uid),
+                    sees_all=not peer.remote and self.accounts.is_operator(peer.uid),
                 )
             case wire.Forget(signature=signature):
                 return self._forget(signature, peer, now)
@@ -571,10 +599,24 @@ class Pump:
                 self._require_operator(peer)
                 self.wants_stop = True
                 return wire.Ok(message="stopping; running jobs run on")
+            case wire.ListKeys():
+                everyone = not peer.remote and self.accounts.is_operator(peer.uid)
+                return self.keyring.list(self.remote, None if everyone else peer.uid)
+            case wire.EnrolKey() as request:
+                self._require_operator(peer)
+                return self.keyring.enrol(request, peer)
+            case wire.RevokeKey() as request:
+                self._require_operator(peer)
+                return self.keyring.revoke(request, peer)
             case _:
                 raise AssertionError(f"{type(question.request).__name__} is a change")
 
     def _require_operator(self, peer: Peer) -> None:
+        if peer.remote:
+            raise NotPermittedError(
+                "this is done on the machine itself, not from another one",
+                hint="ssh to it, and run the same command there",
+            )
         if not self.accounts.is_operator(peer.uid):
             group = self.accounts.admin_group
             raise NotPermittedError(
@@ -607,8 +649,12 @@ class Pump:
         self._facts.append(model.ProgramForgotten(now, signature))
         return wire.Ok(message=f"forgotten: {signature}")
 
-    def _reply(self, route: bytes, request_id: bytes, reply: wire.Reply) -> None:
-        self.server.send(route, codec.encode(request_id or b"?", reply))
+    def _reply(self, route: Route, request_id: bytes, reply: wire.Reply) -> None:
+        frames = codec.encode(request_id or b"?", reply)
+        if route.key is None:
+            self.server.send(route.id, frames)
+        elif self.remote is not None and self.keyring.peer_of(route.key) is not None:
+            self.remote.send(route.id, frames)
 
     def _counts(self) -> dict[str, int]:
         return {str(state): n for state, n in self.store.counts_by_state().items()}
@@ -627,8 +673,18 @@ class Pump:
                 "messages": self.stats.messages,
                 "turn_ms_max": round(self.stats.turn_ms_max, 2),
                 "reports_dropped": self.reports.dropped,
+                **self._remote_stats(),
             },
         )
+
+    def _remote_stats(self) -> dict[str, int]:
+        if self.remote is None:
+            return {}
+        return {
+            "remote_connections": self.remote.connections,
+            "remote_refused": self.remote.refused,
+            "remote_dropped": self.remote.dropped,
+        }
 
     def _problems(self) -> list[str]:
         problems: list[str] = []
@@ -835,7 +891,8 @@ class Pump:
             self.sampler.set_period(self.config.monitor.period_ms / 1000)
             log.info(
                 "the configuration was read again; [cpu] include and smt, [gpu] include, [mps],"
-                " [daemon] max_message and limits of jobs that wait change at the next start"
+                " [remote], [daemon] max_message and limits of jobs that wait change at the next"
+                " start"
             )
         self.notifier.ready("ready")
 

@@ -39,11 +39,22 @@ DAMAGED = "its record in the database is damaged"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Who asks, by the kernel's word."""
+    """Who asks: by the kernel's word, or by the key that was enrolled for them."""
 
     uid: int
     gid: int
     pid: int
+    #: From another machine: never an administrator.
+    remote: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The way back to who asked."""
+
+    id: bytes
+    #: The key whose holder asked from another machine; None: asked on this one.
+    key: bytes | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +105,12 @@ class Desk:
     logs_dir: str
     _number: int = 0
 
+    def may_act_for(self, peer: Peer, owner: int) -> bool:
+        """Whether this peer may act on what is `owner`'s: from another machine, on their own."""
+        if peer.remote:
+            return peer.uid == owner
+        return self.accounts.may_act_for(peer.uid, owner)
+
     # ---- changes -------------------------------------------------------------------
 
     def change(
@@ -116,15 +133,17 @@ class Desk:
     def _submit(
         self, change: Change, request: wire.Submit, now: model.Instant, next_id: int
     ) -> None:
-        validation.check_submission(request)
         uid = change.peer.uid
         try:
             launching.account_of(uid)
+            if change.peer.remote:
+                request = launching.at_home(request, uid)
         except KeyError as error:
             raise NotPermittedError(
                 f"your account (uid {uid}) is unknown to this machine",
                 hint="`getent passwd` must know it: is the directory service up?",
             ) from error
+        validation.check_submission(request)
         ids = range(next_id, next_id + len(request.jobs))
         change.environment = request.env
         change.incoming = [
@@ -161,16 +180,14 @@ class Desk:
         ended = self.store.get(
             i
             for i, one in found.items()
-            if is_requeue
-            and one.state.is_final
-            and self.accounts.may_act_for(change.peer.uid, one.uid)
+            if is_requeue and one.state.is_final and self.may_act_for(change.peer, one.uid)
         )
         for job_id in missing_ids(selection, found):
             change.settled.append(
                 wire.Change(id=job_id, ok=False, message="no such job", kind="not-found")
             )
         for row in found.values():
-            if not self.accounts.may_act_for(change.peer.uid, row.uid):
+            if not self.may_act_for(change.peer, row.uid):
                 message = f"it is {row.user}'s job"
                 change.settled.append(
                     wire.Change(
@@ -211,11 +228,7 @@ class Desk:
         """
         validation.check_selection(selection, required=True)
         ids = self.store.ids(selection, LIVE_STATES - {JobState.PENDING})
-        return [
-            row
-            for row in self.store.get(ids).values()
-            if self.accounts.may_act_for(peer.uid, row.uid)
-        ]
+        return [row for row in self.store.get(ids).values() if self.may_act_for(peer, row.uid)]
 
     def answer(self, change: Change, request: ChangeRequest) -> wire.Reply:
         """The reply to a change that is committed."""

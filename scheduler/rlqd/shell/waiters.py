@@ -17,7 +17,7 @@ from rlq.protocol.states import LIVE_STATES
 from rlqd.adapters.sqlite import Store
 from rlqd.core import model
 from rlqd.shell import validation
-from rlqd.shell.requests import Peer, missing_ids
+from rlqd.shell.requests import Peer, Route, missing_ids
 from rlqd.shell.views import Views
 
 WAIT_MS_MAX = 30_000
@@ -32,7 +32,7 @@ SHOWN_MAX = 100
 
 @dataclass(slots=True, kw_only=True)
 class Waiter:
-    route: bytes
+    route: Route
     request_id: bytes
     uid: int
     ids: tuple[int, ...]
@@ -42,7 +42,7 @@ class Waiter:
 
 
 #: route, request id, reply.
-Send = Callable[[bytes, bytes, wire.Reply], None]
+Send = Callable[[Route, bytes, wire.Reply], None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Waiters:
     _waiting: list[Waiter] = field(default_factory=list[Waiter])
 
     def add(
-        self, route: bytes, request_id: bytes, peer: Peer, request: wire.Wait, now: model.Instant
+        self, route: Route, request_id: bytes, peer: Peer, request: wire.Wait, now: model.Instant
     ) -> None:
         """By pattern, for what matches now: jobs submitted later are not waited for.
 
@@ -77,7 +77,7 @@ class Waiters:
             )
         )
 
-    def _check_number(self, route: bytes, peer: Peer) -> None:
+    def _check_number(self, route: Route, peer: Peer) -> None:
         for most, n in (
             (PER_ROUTE_MAX, sum(w.route == route for w in self._waiting)),
             (PER_USER_MAX, sum(w.uid == peer.uid for w in self._waiting)),

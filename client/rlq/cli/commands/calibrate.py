@@ -119,6 +119,7 @@ def command(
     The queue remembers what is measured, and packs later `rlq submit sac` jobs of the same
     algorithm, environment and settings by it (`rlq profile`, docs/throughput.md).
     """
+    app.require_here("`rlq calibrate` looks for its Python and folders on", "rlq calibrate …")
     specs.text("--env", env_id)
     training = ["--algo", algo, "--env", env_id]
     training += setting_words(n_envs, settings)

@@ -27,7 +27,7 @@ def describe(client: Client) -> dict[str, object]:
         "pid": pong.pid,
         "version": pong.version,
         "protocol": pong.protocol,
-        "socket": str(client.socket),
+        "socket": client.address,
     }
 
 
@@ -37,6 +37,7 @@ def start(app: App) -> None:
 
     A daemon started so ends with `rlq daemon stop`; jobs outlive it either way.
     """
+    app.require_here("a daemon is started on its own machine, here that is", "rlq daemon start")
     with app.client(autostart=False) as client:
         try:
             found = describe(client)
@@ -57,6 +58,7 @@ def start(app: App) -> None:
 def stop(app: App) -> None:
     """Stop the daemon. Running jobs run on, and the next daemon finds them again; waiting jobs
     stay queued. (`rlq cancel --all` is what stops jobs.)"""
+    app.require_here("a daemon is stopped on its own machine, here that is", "rlq daemon stop")
     with app.client(autostart=False) as client:
         found = describe(client)
         client.stop_daemon()

@@ -100,9 +100,9 @@ def check_daemon(app: App) -> Iterator[Check]:
             pong = client.ping()
             status = client.status()
             machine = client.devices()
-            socket = client.socket
+            where = client.address
     except UnreachableError as error:
-        own = app.socket is None and "RLQ_SOCKET" not in os.environ
+        own = app.socket is None and "RLQ_SOCKET" not in os.environ and not app.remote_host
         if own and not paths.system_socket().exists():
             yield Check("daemon", "ok", "none runs; the next `rlq submit` starts your own")
         else:
@@ -111,7 +111,7 @@ def check_daemon(app: App) -> Iterator[Check]:
     except RlqError as error:
         yield Check("daemon", "fail", error.message, error.hint or "")
         return
-    yield Check("daemon", "ok", f"rlqd {pong.version}, pid {pong.pid}, on {socket}")
+    yield Check("daemon", "ok", f"rlqd {pong.version}, pid {pong.pid}, on {where}")
     yield check_versions(pong.version, pong.protocol)
     yield from check_status(status)
     if machine.nvml_problem and not machine.nvml_absent and has_nvidia_driver():

@@ -45,6 +45,9 @@ def command(app: App, job: int, follow: bool, lines: int | None) -> None:
     """What a job printed, stdout and stderr together. -f follows it until it ends."""
     if follow and app.json:
         raise UsageError("--follow and --json exclude each other", hint="leave out one of them")
+    app.require_here(
+        "a log is a file of the machine that ran the job,", f"rlq logs {'-f ' * follow}{job}"
+    )
     with app.client() as client:
         found = client.get(job)
         if not follow:

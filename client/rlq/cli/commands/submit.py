@@ -222,8 +222,10 @@ def command(
     """
 
     variables += progress_variables(progress_from, progress_total, options["no_hooks"])
-    spec = make_spec(argv, gpus, variables, options)
-    specs.check_program(spec.argv, spec.cwd, spec.env.get("PATH"))
+    remote = app.remote_host is not None
+    spec = make_spec(argv, gpus, variables, options, remote=remote)
+    if not remote:
+        specs.check_program(spec.argv, spec.cwd, spec.env.get("PATH"))
     if array is None:
         jobs = [spec]
     else:
@@ -243,6 +245,8 @@ def make_spec(
     gpus: int | None,
     variables: tuple[tuple[str, str], ...],
     options: dict[str, Any],
+    *,
+    remote: bool = False,
 ) -> Any:
     from datetime import timedelta
 
@@ -271,6 +275,7 @@ def make_spec(
         log=options["log"],
         log_max=options["log_max"],
         like=options["like"],
+        remote=remote,
     )
 
 
@@ -304,7 +309,7 @@ def progress_variables(
 def send(app: App, jobs: list[Any], *, quiet: bool, wait: bool) -> None:
     """Submit `jobs` in one request, tell their ids, and wait for them if asked to."""
 
-    env, left_out = specs.capture_env()
+    env, left_out = specs.capture_env({} if app.remote_host is not None else None)
     for name in left_out:
         warn(f"the variable {name} is not valid UTF-8 and is left out")
     request = Submit(jobs=tuple(jobs), env=env)

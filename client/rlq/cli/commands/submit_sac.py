@@ -212,6 +212,7 @@ def command(
     rlq submit sac --algo sbx --env HalfCheetah-v5 --steps 1000000 --set batch_size=512
     """
 
+    app.require_here("`rlq submit sac` looks for its Python and folders on", "rlq submit sac …")
     specs.text("--env", env_id)
     folder = specs.working_folder(options["cwd"])
     base = options["name"] or f"{algo}-{env_id.replace('/', '-')}"
