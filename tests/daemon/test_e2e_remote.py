@@ -27,6 +27,7 @@ UID = pwd.getpwnam(USER).pw_uid
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 
 
+RUN = ["run", "--", "true"]
 SAC = ["submit", "sac", "--env=Pendulum-v1", "--steps=1"]
 
 
@@ -149,10 +150,11 @@ def test_what_administrators_do_is_not_done_from_another_machine(d: Rlqd, laptop
         ):
             with pytest.raises(NotPermittedError, match="on the machine itself"):
                 client.request(request)
-    for verb in (["logs", "1"], ["daemon", "stop"], ["calibrate"], SAC):
+    for verb in (["logs", "1"], ["daemon", "stop"], ["calibrate"], SAC, RUN):
         refused = laptop.rlq(*verb)
         assert refused.returncode == 2
-        assert "hint: ssh 127.0.0.1 rlq " in refused.stderr
+        flags = "-t " if verb == RUN else ""
+        assert f"hint: ssh {flags}127.0.0.1 rlq {verb[0]}" in refused.stderr
 
 
 @as_root

@@ -46,16 +46,17 @@ class App:
 
         return chosen_host(self.socket, self.host)
 
-    def require_here(self, what: str, command: str) -> None:
+    def require_here(self, what: str, command: str, *, flags: str = "") -> None:
         """
         Raises:
-            UsageError: the command is about another machine; `what` says why it cannot be.
+            UsageError: the command is about another machine.  `what` says why it cannot be,
+                `command` and `flags` what to give to ssh instead.
         """
         if (host := self.remote_host) is not None:
             from rlq.remote import parse_host
 
             name = parse_host(host)[0]
-            raise UsageError(f"{what} {name}", hint=f"ssh {name} {command}")
+            raise UsageError(f"{what} {name}", hint=f"ssh {flags}{name} {command}")
 
 
 def verb(

@@ -81,6 +81,8 @@ def command(
 
     Exit code: the command's; 128 and the signal that ended it; 1: it did not run.
     """
+    why = "`rlq run` joins a job to a terminal of its own machine,"
+    app.require_here(why, "rlq run -it …", flags="-t ")
     if tty and not is_terminal(sys.stdin):
         raise UsageError("-t needs a terminal, and stdin is none", hint="leave out -t")
     from msgspec.structs import replace

@@ -150,10 +150,14 @@ def queue_options(env_option: str, *, leave_out: Collection[str] = ()) -> Callab
     )
 
     def decorate(function: Any) -> Any:
+        #: A verb may have an option of its own by the name of one that is left out.
+        its_own = list(getattr(function, "__click_params__", ()))
         for option in reversed((*QUEUE_OPTIONS, variables)):
             function = option(function)
         function.__click_params__ = [
-            option for option in function.__click_params__ if option.name not in leave_out
+            option
+            for option in function.__click_params__
+            if option in its_own or option.name not in leave_out
         ]
         return function
 
