@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from rlq.errors import UsageError
-from rlq.protocol import keys, units
+from rlq.protocol import units
+from rlq.protocol.keys import PORT
 
 # ---- kinds of value ----------------------------------------------------------------
 
@@ -195,7 +196,7 @@ def listen_address(text: str) -> tuple[str, int]:
     _check(scheme == "tcp")
     host, colon, port = rest.rpartition(":") if not rest.endswith("]") else (rest, "", "")
     if not colon:
-        host, port = rest, str(keys.PORT)
+        host, port = rest, str(PORT)
     if host != "*":
         version = 4
         if host.startswith("[") and host.endswith("]"):
@@ -216,7 +217,7 @@ LISTEN = Kind(
     _parse_listen,
     json.dumps,
     '"" (nowhere), or "tcp://ADDRESS:PORT" with an address of this machine or * for all: '
-    f'"tcp://*:{keys.PORT}"',
+    f'"tcp://*:{PORT}"',
 )
 
 FOLDER = Kind(_parse_folder, json.dumps, '"" (see its meaning) or an absolute path')
