@@ -18,6 +18,8 @@ from rlqd.core import invariants
 from rlqd.core.machine import Scheduler
 from rlqd.core.model import (
     AdmissionSet,
+    Booking,
+    CalendarSet,
     CancelRequested,
     Event,
     Exit,
@@ -44,6 +46,7 @@ from rlqd.core.model import (
     ProcessExited,
     ProcessLost,
     ProcessStarted,
+    Quiet,
     ReleaseRequested,
     RequeueRequested,
     ResumeRequested,
@@ -86,6 +89,34 @@ GPUS = st.lists(
     ),
     max_size=2,
 )
+AHEAD = st.sampled_from([-5_000, 0, 1_000, 20_000])
+LENGTHS = st.sampled_from([1, 10_000, 60_000])
+BOOKINGS = st.builds(
+    lambda starts, length, user, **what: Booking(
+        id=1,
+        starts_at=Instant(starts),
+        ends_at=Instant(starts + length),
+        users=frozenset(user),
+        **what,
+    ),
+    starts=AHEAD,
+    length=LENGTHS,
+    user=st.sampled_from([(), (1000,), (1001,)]),
+    gpus=st.sampled_from([frozenset(), frozenset({A}), frozenset({A, B})]),
+    cores=st.sampled_from([0, 3, 8]),
+    mem_mib=st.sampled_from([0, 30_000]),
+    whole=st.sampled_from([False, False, True]),
+)
+QUIET = st.builds(
+    lambda starts, length, **share: Quiet(
+        starts_at=Instant(starts), ends_at=Instant(starts + length), **share
+    ),
+    starts=AHEAD,
+    length=LENGTHS,
+    gpus=st.sampled_from([None, 0, 1]),
+    cores=st.sampled_from([None, 1, 4]),
+    sm_pct=st.sampled_from([None, 15]),
+)
 REQUESTS = st.sampled_from(
     [
         CancelRequested,
@@ -110,6 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.told: set[tuple[JobId, int]] = set()  # as started
         self.over: list[ProcessEvent] = []
         self.last_facts: MachineFacts | None = None
+        self.calendar = CalendarSet(Instant(0))
 
     def feed(self, delay: int, *events: Event) -> None:
         self.now += delay
@@ -187,6 +219,31 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(reason=st.sampled_from(["", "draining"]))
     def admission(self, reason: str) -> None:
         self.feed(0, AdmissionSet(Instant(0), reason))
+
+    @rule(bookings=st.lists(BOOKINGS, max_size=2), quiet=st.lists(QUIET, max_size=1), delay=DELAYS)
+    def booked(self, bookings: list[Booking], quiet: list[Quiet], delay: int) -> None:
+        """Anything, at any time; told anew, as when the wall clock was set."""
+        at = self.now + delay
+        self.calendar = CalendarSet(
+            Instant(0),
+            tuple(
+                replace(
+                    b,
+                    starts_at=Instant(at + b.starts_at),
+                    ends_at=Instant(at + b.ends_at),
+                )
+                for b in bookings
+            ),
+            tuple(
+                replace(
+                    q,
+                    starts_at=Instant(at + q.starts_at),
+                    ends_at=Instant(at + (q.ends_at or 0)),
+                )
+                for q in quiet
+            ),
+        )
+        self.feed(delay, self.calendar)
 
     # ---- users ---------------------------------------------------------------------
 
@@ -280,7 +337,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if tell or one in self.told
         ]
         self.told |= {one for one in self.launched if tell}
-        self.feed(0, *found)
+        self.feed(0, self.calendar, *found)
 
     # ---- what must hold ------------------------------------------------------------
 
@@ -292,7 +349,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Liveness: from any state, a helpful shell on a free machine gets every job done."""
-        self.feed(0, AdmissionSet(Instant(0), ""))
+        self.feed(60_000, AdmissionSet(Instant(0), ""))
         for _ in range(40 + 8 * len(self.core.jobs)):
             if not self.core.jobs:
                 break

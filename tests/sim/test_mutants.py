@@ -259,6 +259,72 @@ MUTANTS = [
         "self._to(job, replace(job.state, backed_off=None))",
         "self._to(job, job.state)",
     ),
+    Mutant(
+        "a stranger starts on a booked GPU",
+        "calendar.py",
+        "            kept |= dict.fromkeys(booking.gpus, booking)\n",
+        "",
+    ),
+    Mutant(
+        "what has no sure end starts before a booking",
+        "calendar.py",
+        "and (ends_at is None or ends_at > b.starts_at)",
+        "and (ends_at is not None and ends_at > b.starts_at)",
+    ),
+    Mutant(
+        "a booking counts until it begins",
+        "calendar.py",
+        "if at < b.ends_at\n",
+        "if at < b.starts_at\n",
+    ),
+    Mutant(
+        "maintenance keeps nobody away",
+        "calendar.py",
+        "if booking.whole:",
+        "if False:",
+    ),
+    Mutant(
+        "booked cores are given away",
+        "calendar.py",
+        "sum(len(h.placement.cores) for h in gone) - cores",
+        "sum(len(h.placement.cores) for h in gone)",
+    ),
+    Mutant(
+        "booked host memory is given away",
+        "calendar.py",
+        "sum(h.charge.mem_mib for h in gone) - mem",
+        "sum(h.charge.mem_mib for h in gone)",
+    ),
+    Mutant(
+        "jobs that may still be there have left when a booking begins",
+        "calendar.py",
+        "return moment > self.at and holder.ends_at is not None and holder.ends_at <= moment",
+        "return holder.ends_at is None or holder.ends_at <= moment",
+    ),
+    Mutant(
+        "quiet hours count the next job alone",
+        "calendar.py",
+        "left = quiet.cores - sum(len(h.placement.cores) for h in self.holders)",
+        "left = quiet.cores",
+    ),
+    Mutant(
+        "all GPUs in quiet hours",
+        "calendar.py",
+        "by_index[quiet.gpus :]",
+        "by_index[:0]",
+    ),
+    Mutant(
+        "the end of a booking is slept through",
+        "calendar.py",
+        "for at in (w.starts_at, w.ends_at)]",
+        "for at in (w.starts_at,)]",
+    ),
+    Mutant(
+        "a start is promised inside a booking",
+        "policy.py",
+        "found = place(need, ahead.of(spec.user, latest_end(ahead.at, spec)), policy)",
+        "found = place(need, ahead.room, policy)",
+    ),
 ]
 
 HUNT = """

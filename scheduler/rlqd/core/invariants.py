@@ -11,6 +11,7 @@ from itertools import pairwise
 from rlqd.core.charge import need_of
 from rlqd.core.machine import Scheduler, deadline_of, placement_of
 from rlqd.core.model import (
+    Booking,
     Finished,
     GpuId,
     Instant,
@@ -18,11 +19,13 @@ from rlqd.core.model import (
     JobId,
     Pending,
     Placement,
+    Quiet,
     Running,
     Starting,
     Suspended,
 )
 from rlqd.core.placement import NoRoom, Shortage
+from rlqd.core.policy import Reservation
 
 
 def check(scheduler: Scheduler) -> None:
@@ -158,6 +161,10 @@ def _check_time(scheduler: Scheduler) -> None:
         due = deadline_of(scheduler.jobs[job_id].state)
         if due is not None:
             dues.append(due)
+    windows: list[Booking | Quiet] = [*scheduler.calendar.bookings, *scheduler.calendar.quiet]
+    for window in windows:
+        edges = (window.starts_at, window.ends_at)
+        dues += [at for at in edges if at is not None and at > scheduler.now]
     assert wakeup == min(dues, default=None), "a deadline will be slept through"
     assert all(at <= scheduler.now for at in scheduler._gpus_fresh_after.values())
 
@@ -168,11 +175,19 @@ def _check_plan(scheduler: Scheduler) -> None:
     if plan is None or scheduler.facts is None:
         return
     if not scheduler.closed:
-        assert not plan.starts, f"left waiting: {plan.starts}"
+        # When a booking ends, several devices may come free at once for the head, and which it is
+        # promised may change with what was started beside it: then the next look starts more.
+        kept = plan.reservation
+        ends = {w.ends_at for w in scheduler.calendar.bookings}
+        ends |= {w.ends_at for w in scheduler.calendar.quiet if w.ends_at is not None}
+        if kept is None or kept.starts_at not in ends:
+            assert not plan.starts, f"left waiting: {plan.starts}"
         reserve_at = scheduler._reserve_at
         assert (plan.head is None) == (reserve_at is None), (plan.head, reserve_at)
     reserved = plan.reservation.job_id if plan.reservation is not None else plan.head
     assert reserved is None or scheduler.is_waiting(scheduler.jobs[reserved]), reserved
+    if plan.reservation is not None:
+        _check_promise(scheduler, plan.reservation)
     starting = {start.job_id for start in plan.starts}
     for spec, ids in scheduler._queue.groups.items():
         if starting.issuperset(ids):
@@ -188,6 +203,20 @@ def _check_plan(scheduler: Scheduler) -> None:
         else:
             need = need_of(spec, scheduler.facts, scheduler.policy)
             _check_explained(blocked.no_room, needs_gpu=need.gpus > 0)
+
+
+def _check_promise(scheduler: Scheduler, kept: Reservation) -> None:
+    """The start that is promised does not run into what is booked for others."""
+    if (at := kept.starts_at) is None:
+        return
+    spec = scheduler.jobs[kept.job_id].spec
+    limit = spec.time_limit_ms
+    for booking in scheduler.calendar.bookings:
+        is_over = booking.ends_at <= at
+        is_before = limit is not None and at + limit + spec.grace_ms <= booking.starts_at
+        if not (is_over or is_before or spec.user in booking.users):
+            assert not booking.whole, (kept, booking)
+            assert booking.gpus.isdisjoint(kept.placement.gpus), (kept, booking)
 
 
 def _check_explained(no_room: NoRoom, *, needs_gpu: bool) -> None:

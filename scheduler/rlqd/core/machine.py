@@ -27,6 +27,7 @@ from typing import assert_never
 
 from rlqd.core import backoff
 from rlqd.core import policy as policies
+from rlqd.core.calendar import Calendar, never_fits
 from rlqd.core.charge import Footprint, charge_now, need_of
 from rlqd.core.crowd import Crowd, Device
 from rlqd.core.guard import Guard, Learned
@@ -37,6 +38,7 @@ from rlqd.core.model import (
     Action,
     AdmissionSet,
     BackedOff,
+    CalendarSet,
     CancelRequested,
     Cause,
     Charge,
@@ -142,6 +144,8 @@ class Scheduler:
     now: Instant = field(default=Instant(0))
     #: Why nothing new may start; "": all is well.
     closed: str = ""
+    #: What is booked, and when the queue may use only a share.
+    calendar: Calendar = field(default_factory=Calendar)
     footprints: dict[JobId, Footprint] = field(default_factory=dict[JobId, Footprint])
     guard: Guard = field(default_factory=Guard)
     peaks: Peaks = field(default_factory=Peaks)
@@ -204,7 +208,7 @@ class Scheduler:
     def next_wakeup(self) -> Instant | None:
         """When to step again if nothing happens before, or None.  Strictly after `now`."""
         times = [deadline_of(self.jobs[i].state) for i in (*self._active, *self._delayed)]
-        times.append(self._reserve_at)
+        times += (self._reserve_at, self.calendar.next_edge(self.now))
         return min((at for at in times if at is not None and at > self.now), default=None)
 
     # ---- questions -----------------------------------------------------------------
@@ -219,6 +223,7 @@ class Scheduler:
             found.append(
                 Holding(
                     job_id=job_id,
+                    user=job.spec.user,
                     placement=placement,
                     charge=self.charge_of(job),
                     exclusive=job.spec.exclusive,
@@ -263,6 +268,7 @@ class Scheduler:
             policy=self.policy,
             guard=self.guard,
             peaks=self.peaks,
+            calendar=self.calendar,
             waiting_since=self._since,
             standing=Standing.of(
                 self.limits, ((self.jobs[h.job_id].spec.user, h) for h in holdings)
@@ -314,6 +320,8 @@ class Scheduler:
                     self._voided(job)
             case AdmissionSet(reason=reason):
                 self.closed = reason
+            case CalendarSet(bookings=bookings, quiet=quiet):
+                self.calendar = Calendar.of(bookings, quiet)
             case ProgramForgotten(signature=signature):
                 self.guard.forget(signature)
                 self.peaks.forget(signature)
@@ -365,7 +373,10 @@ class Scheduler:
                     hint="ask for less; the limit is set in the daemon's configuration",
                     impossible=True,
                 )
-            if why := is_impossible(need, self.facts, self.policy):
+            why = is_impossible(need, self.facts, self.policy)
+            if why is None and (quiet := self.calendar.for_ever()) is not None:
+                why = never_fits(need, quiet)
+            if why is not None:
                 return _No(
                     f"this job can never start here: {why}",
                     hint="ask for less (`rlq gpus` shows what there is)",

@@ -310,6 +310,46 @@ class MachineFacts:
     jobs: tuple[tuple[JobId, JobFacts], ...] = ()
 
 
+# ---- what is booked: core/calendar.py ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Booking:
+    """Capacity that from `starts_at` to `ends_at` is for jobs of `users` alone.
+
+    Before it starts, another's job may start on it only if it is sure to have ended by then.
+    What still runs there when it starts runs on.
+    """
+
+    id: int
+    starts_at: Instant
+    ends_at: Instant
+    #: Empty: nobody's jobs.
+    users: frozenset[int] = frozenset()
+    #: These devices, whole.
+    gpus: frozenset[GpuId] = frozenset()
+    cores: int = 0
+    mem_mib: int = 0
+    #: All of the machine.
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quiet:
+    """Hours in which the queue may use only a share of the machine; None: all there is.
+
+    Jobs that run run on, and a job that starts before need not end before.
+    """
+
+    starts_at: Instant
+    #: None: for ever.
+    ends_at: Instant | None
+    #: So many devices, those with the lowest indices.
+    gpus: int | None = None
+    cores: int | None = None
+    sm_pct: int | None = None
+
+
 # ---- events: facts from outside ----------------------------------------------------
 
 
@@ -433,6 +473,15 @@ class AdmissionSet:
 
 
 @dataclass(frozen=True, slots=True)
+class CalendarSet:
+    """All bookings and quiet hours, on the core's clock; told again when the wall clock jumps."""
+
+    now: Instant
+    bookings: tuple[Booking, ...] = ()
+    quiet: tuple[Quiet, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramForgotten:
     """What was learned of it is gone from the database."""
 
@@ -456,7 +505,15 @@ JobRequest = (
     | RequeueRequested
 )
 UserEvent = Submitted | JobRequest
-Event = UserEvent | MachineSampled | ProcessEvent | AdmissionSet | ProgramForgotten | Tick
+Event = (
+    UserEvent
+    | MachineSampled
+    | ProcessEvent
+    | AdmissionSet
+    | CalendarSet
+    | ProgramForgotten
+    | Tick
+)
 
 # ---- actions: commands to the shell ------------------------------------------------
 

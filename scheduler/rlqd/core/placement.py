@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlqd.core.charge import Need
 from rlqd.core.guard import Verdict
-from rlqd.core.model import GpuId, Placement, Policy
+from rlqd.core.model import Booking, GpuId, Placement, Policy, Quiet
 from rlqd.core.room import GpuRoom, Room
 
 
@@ -15,8 +15,8 @@ from rlqd.core.room import GpuRoom, Room
 class Shortage:
     """One resource of which there is not enough."""
 
-    #: "gpu memory", "gpu sm", "gpu", "jobs", "cores", "host memory"; "throughput": there is
-    #: room, but one more job would not help, and `verdict` says why.
+    #: "gpu memory", "gpu sm", "gpu", "jobs", "cores", "host memory", "machine"; "throughput":
+    #: there is room, but one more job would not help, and `verdict` says why.
     resource: str
     unit: str
     need: int
@@ -25,6 +25,8 @@ class Shortage:
     gpu: GpuId | None = None
     note: str = ""
     verdict: Verdict | None = None
+    #: There is enough, but it is kept: for somebody else, or from the queue.
+    kept: Booking | Quiet | None = None
 
 
 #: What the throughput guard says of one more such job on a GPU (None: on the CPU).
@@ -114,6 +116,7 @@ def host_amounts_short(need: Need, room: Room) -> list[Shortage]:
                 need=need.charge.cores,
                 free=cores_free,
                 total=len(room.cores),
+                kept=room.cores_kept,
             )
         )
     if need.charge.mem_mib > room.mem_mib:
@@ -124,13 +127,17 @@ def host_amounts_short(need: Need, room: Room) -> list[Shortage]:
                 need=need.charge.mem_mib,
                 free=max(0, room.mem_mib),
                 total=room.mem_mib_total,
+                kept=room.mem_kept,
             )
         )
     return short
 
 
 def _host_taken(need: Need, room: Room) -> list[Shortage]:
-    if not (room.is_exclusive or (need.exclusive and need.gpus == 0 and room.jobs)):
+    alone = need.exclusive and need.gpus == 0
+    if (booked := room.booked or (room.shared_with if alone else None)) is not None:
+        return [Shortage(resource="machine", unit="", need=1, free=0, total=1, kept=booked)]
+    if not (room.is_exclusive or (alone and room.jobs)):
         return []
     note = "a job has the machine to itself" if room.is_exclusive else "wants it to itself"
     return [Shortage(resource="jobs", unit="jobs", need=0, free=0, total=room.jobs, note=note)]
@@ -140,6 +147,18 @@ def _gpu_shortages(
     need: Need, gpu: GpuRoom, policy: Policy, verdict: Verdict
 ) -> tuple[Shortage, ...]:
     facts = gpu.facts
+    if gpu.kept is not None:
+        return (
+            Shortage(
+                resource="gpu",
+                unit="GPUs",
+                need=1,
+                free=0,
+                total=1,
+                gpu=facts.id,
+                kept=gpu.kept,
+            ),
+        )
     if gpu.mem_mib is None or gpu.sm_pct is None:
         unknown = Shortage(
             resource="gpu",
@@ -173,6 +192,7 @@ def _gpu_shortages(
                 free=max(0, gpu.sm_pct),
                 total=policy.sm_pct_limit,
                 gpu=facts.id,
+                kept=gpu.sm_kept,
             )
         )
     is_full = 0 < policy.jobs_per_gpu_max <= gpu.jobs

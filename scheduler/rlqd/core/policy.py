@@ -5,13 +5,17 @@ In rank order, each job that fits starts, and those behind a job that does not m
 has waited long enough gets a reservation (EASY backfill; Lifka 1995): the earliest moment at
 which it will fit, from the ends that are known.  From then on a job behind it starts only if it
 is sure to end before that moment, or fits beside the reserved job as well.
+
+What is booked for others (core/calendar.py) is no room: each job looks at the room without it,
+now and at the moment it is promised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from rlqd.core.calendar import Calendar, Outlook
 from rlqd.core.charge import Need, need_of, need_on
 from rlqd.core.crowd import Crowd, Device
 from rlqd.core.guard import ONE_JOB, Guard, Verdict
@@ -37,10 +41,16 @@ class Reservation:
     job_id: JobId
     #: None: the jobs it waits for have no known end.
     starts_at: Instant | None
-    extra: Room
+    placement: Placement
+    #: `extra` as those who would run beside it see it.
+    outlook: Outlook
     policy: Policy
     #: What everybody has once it runs: its place in its user's and groups' limits is kept too.
     standing: Standing
+
+    @property
+    def extra(self) -> Room:
+        return self.outlook.room
 
     def admits(self, user: int, need: Need, placement: Placement, ends_at: Instant | None) -> bool:
         """Whether starting this job now leaves the reserved job's start where it is."""
@@ -48,11 +58,12 @@ class Reservation:
             return False
         if self._ends_in_time(ends_at):
             return True
+        extra = self.outlook.of(user, ends_at)
         return (
-            need.charge.cores <= min(self.extra.cores_usable, len(self.extra.cores_free))
-            and need.charge.mem_mib <= self.extra.mem_mib
-            and not self.extra.is_exclusive
-            and not (need.exclusive and not placement.gpus and self.extra.jobs)
+            need.charge.cores <= min(extra.cores_usable, len(extra.cores_free))
+            and need.charge.mem_mib <= extra.mem_mib
+            and not extra.is_exclusive
+            and not (need.exclusive and not placement.gpus and extra.jobs)
             and all(self._has_room_on(gpu, need) for gpu in placement.gpus)
         )
 
@@ -72,11 +83,11 @@ class Reservation:
             and not 0 < self.policy.jobs_per_gpu_max <= gpu.jobs
         )
 
-    def take(self, user: int, need: Need, placement: Placement, ends_at: Instant | None) -> None:
-        """`need` was admitted beside the reservation: its share of `extra` is gone."""
-        self.standing.add(user, amounts_of(need))
-        if not self._ends_in_time(ends_at):
-            self.extra.take(placement, need.charge, exclusive=need.exclusive)
+    def take(self, started: Holding, need: Need) -> None:
+        """It was admitted beside the reservation: its share of `extra` is gone."""
+        self.standing.add(started.user, amounts_of(need))
+        if not self._ends_in_time(started.ends_at):
+            self.outlook.take(started)
 
     def _ends_in_time(self, ends_at: Instant | None) -> bool:
         return self.starts_at is not None and ends_at is not None and ends_at <= self.starts_at
@@ -110,6 +121,7 @@ class Scene:
     policy: Policy
     guard: Guard
     peaks: Peaks
+    calendar: Calendar
     #: Asked for the blocked head of the queue only.
     waiting_since: Mapping[JobId, Instant]
     #: Used up like the room.
@@ -120,7 +132,9 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
     """Decide.  `room` is used up."""
     now, policy, standing = scene.now, scene.policy, scene.standing
     result = Plan()
-    started: list[Holding] = []
+    outlook = Outlook(
+        calendar=scene.calendar, room=room, holders=[*holdings], at=now, policy=policy
+    )
     crowd = Crowd.of(holdings, scene.facts, queue.size)
     walk = queue.in_order()
     for job_id, spec in walk:
@@ -128,18 +142,19 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
             walk.skip()
             result.blocked[spec] = Blocked(None, at_limits=at)
             continue
+        ends_at = latest_end(now, spec)
+        seen = outlook.of(spec.user, ends_at)
         if (result.reservation is not None or result.head is not None) and (
-            short := _without_a_look(scene, spec, room)
+            short := _without_a_look(scene, spec, seen)
         ):
             walk.skip()
             result.blocked[spec] = Blocked(NoRoom((tuple(short),)))
             continue
-        need, found = choose(scene, spec, room, crowd)
+        need, found = choose(scene, spec, seen, crowd)
         if spec.gpus is None and (at := standing.exceeded(spec.user, need)):
             walk.skip()
             result.blocked[spec] = Blocked(None, at_limits=at)
             continue
-        ends_at = latest_end(now, spec)
         if isinstance(found, NoRoom):
             walk.skip()
             result.blocked[spec] = Blocked(found)
@@ -147,11 +162,8 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
                 continue  # there is room: nothing needs to be kept for it
             if result.reservation is None and result.head is None:
                 if now - scene.waiting_since[job_id] >= policy.reserve_after_ms:
-                    holders = [*holdings, *started]
                     kept_standing = standing.with_(spec.user, amounts_of(need))
-                    result.reservation = reserve(
-                        now, job_id, need, room, holders, policy, kept_standing
-                    )
+                    result.reservation = reserve(job_id, spec, need, outlook, kept_standing)
                 else:
                     result.head = job_id
             continue
@@ -159,28 +171,27 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
         if kept is not None and not kept.admits(spec.user, need, found, ends_at):
             # The GPU that is best for it is kept; another may do.
             if need.gpus:
-                need, found = choose(scene, spec, kept.beside(need, room), crowd)
+                need, found = choose(scene, spec, kept.beside(need, seen), crowd)
             if not isinstance(found, Placement) or not kept.admits(
                 spec.user, need, found, ends_at
             ):
                 walk.skip()
                 result.blocked[spec] = Blocked(None, kept.job_id)
                 continue
-        room.take(found, need.charge, exclusive=need.exclusive)
         standing.add(spec.user, amounts_of(need))
-        if result.reservation is not None:
-            result.reservation.take(spec.user, need, found, ends_at)
-        started.append(
-            Holding(
-                job_id=job_id,
-                placement=found,
-                charge=need.charge,
-                exclusive=need.exclusive,
-                signature=spec.signature,
-                since=now,
-                ends_at=ends_at,
-            )
+        started = Holding(
+            job_id=job_id,
+            user=spec.user,
+            placement=found,
+            charge=need.charge,
+            exclusive=need.exclusive,
+            signature=spec.signature,
+            since=now,
+            ends_at=ends_at,
         )
+        outlook.take(started)
+        if result.reservation is not None:
+            result.reservation.take(started, need)
         crowd.add(now, job_id, spec, found.gpus)
         result.starts.append(Start(job_id, spec, found))
     return result
@@ -274,56 +285,82 @@ def latest_end(now: Instant, spec: JobSpec) -> Instant | None:
 
 
 def reserve(
-    now: Instant,
-    job_id: JobId,
-    need: Need,
-    room: Room,
-    holdings: Sequence[Holding],
-    policy: Policy,
-    standing: Standing,
+    job_id: JobId, spec: JobSpec, need: Need, outlook: Outlook, standing: Standing
 ) -> Reservation | None:
-    """The earliest end of running jobs after which `need` fits, or None if it does not even on
-    a machine without them (outsiders hold it, or a reading is unknown).
+    """The earliest end, of a running job or of what is booked, after which `need` fits; None if
+    it does not even on a machine without jobs (outsiders hold it, or a reading is unknown).
 
     Args:
         standing: with this job.
     """
-    future = room.guessed()
-    if isinstance(found := place(need, future, policy), Placement):
+    now, policy = outlook.at, outlook.policy
+    ahead = replace(outlook, room=outlook.room.guessed(), holders=[*outlook.holders])
+
+    def fits() -> Placement | None:
+        ahead.changed()
+        found = place(need, ahead.of(spec.user, latest_end(ahead.at, spec)), policy)
+        return found if isinstance(found, Placement) else None
+
+    def reservation(found: Placement, starts_at: Instant | None) -> Reservation:
+        ahead.at = now if starts_at is None else starts_at
+        ahead.take(
+            Holding(
+                job_id=job_id,
+                user=spec.user,
+                placement=found,
+                charge=need.charge,
+                exclusive=need.exclusive,
+                signature=spec.signature,
+                since=ahead.at,
+                ends_at=latest_end(ahead.at, spec) if starts_at is not None else None,
+            )
+        )
+        return Reservation(job_id, starts_at, found, ahead, policy, standing)
+
+    if (found := fits()) is not None:
         # All it may wait for is a GPU's next reading.
-        future.take(found, need.charge, exclusive=need.exclusive)
-        return Reservation(job_id, now, future, policy, standing)
+        return reservation(found, now)
     # Jobs without a known end come last, the oldest first: that order does not change as they
     # run, so the reservation stays on one device and is met when that device has emptied.
-    by_end = sorted(holdings, key=lambda h: (h.ends_at is None, h.ends_at or Instant(0), h.job_id))
+    by_end = sorted(
+        outlook.holders, key=lambda h: (h.ends_at is None, h.ends_at or Instant(0), h.job_id)
+    )
+    ends = outlook.calendar.ends(now)
     for number, holding in enumerate(by_end):
-        future.give_back(holding.placement, holding.charge, exclusive=holding.exclusive)
-        found = place(need, future, policy)
-        if isinstance(found, Placement):
+        while ends and (holding.ends_at is None or ends[0] < holding.ends_at):
+            ahead.at = ends.pop(0)
+            if (found := fits()) is not None:
+                return reservation(found, ahead.at)
+        ahead.release(holding)
+        if holding.ends_at is not None:
+            ahead.at = max(ahead.at, holding.ends_at)
+        if (found := fits()) is not None:
             if holding.ends_at is None:
-                found = _keep_running(need, future, by_end[:number], policy) or found
-            future.take(found, need.charge, exclusive=need.exclusive)
-            return Reservation(job_id, holding.ends_at, future, policy, standing)
+                found = _keep_running(fits, ahead, by_end[:number]) or found
+            return reservation(found, holding.ends_at)
+    for at in ends:
+        ahead.at = at
+        if (found := fits()) is not None:
+            return reservation(found, at)
     return None
 
 
 def _keep_running(
-    need: Need, future: Room, released: Sequence[Holding], policy: Policy
+    fits: Callable[[], Placement | None], ahead: Outlook, released: Sequence[Holding]
 ) -> Placement | None:
-    """Put back into `future` the jobs that need not leave for `need` to fit.
+    """Put back into `ahead` the jobs that need not leave for the job to fit.
 
     Nobody knows when the last of those it waits for leaves.  It may be at once, and then the
     others are still there: what they have is no room beside it.
     """
-    fits: Placement | None = None
+    found: Placement | None = None
     for holding in reversed(released):
-        future.take(holding.placement, holding.charge, exclusive=holding.exclusive)
-        found = place(need, future, policy)
-        if isinstance(found, Placement):
-            fits = found
+        ahead.take(holding)
+        if (still := fits()) is not None:
+            found = still
         else:
-            future.give_back(holding.placement, holding.charge, exclusive=holding.exclusive)
-    return fits
+            ahead.release(holding)
+    return found
 
 
 def shortest(no_room: NoRoom) -> tuple[Shortage, ...]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from rlqd.core.charge import Need
 from rlqd.core.model import (
     BackedOff,
+    Booking,
     Charge,
     Core,
     GpuFacts,
@@ -27,6 +28,7 @@ from rlqd.core.model import (
     MachineFacts,
     Placement,
     Policy,
+    Quiet,
 )
 
 JUST_LEFT = "a job has just left it; its memory is being read again"
@@ -37,6 +39,7 @@ class Holding:
     """A job that holds resources, and what it is charged for now."""
 
     job_id: JobId
+    user: int
     placement: Placement
     charge: Charge
     exclusive: bool
@@ -64,6 +67,9 @@ class GpuRoom:
     #: It is unknown only because a job has just left it: (memory, SM share) if there are no
     #: outsiders.  Nothing is admitted on this guess; what is reserved stays reserved by it.
     guess: tuple[int, int] | None = None
+    #: What keeps the job that looks off this device, or part of its SM share from it.
+    kept: Booking | Quiet | None = None
+    sm_kept: Quiet | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +84,12 @@ class Room:
     cores_busy: Mapping[int, int]
     jobs: int = 0
     is_exclusive: bool = False
+    #: As one job sees the room (core/calendar.py): what keeps all of it, what makes it nobody's
+    #: alone, and what takes most of its cores and memory.
+    booked: Booking | None = None
+    shared_with: Booking | None = None
+    cores_kept: Booking | Quiet | None = None
+    mem_kept: Booking | None = None
 
     def copy(self) -> Room:
         gpus = {i: replace(g) for i, g in self.gpus.items()}

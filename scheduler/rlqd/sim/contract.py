@@ -16,6 +16,8 @@ from rlqd.core.model import (
     Accept,
     Action,
     AdmissionSet,
+    Booking,
+    CalendarSet,
     CancelRequested,
     Cause,
     Completing,
@@ -47,6 +49,7 @@ from rlqd.core.model import (
     ProcessExited,
     ProcessLost,
     ProcessStarted,
+    Quiet,
     Refuse,
     ReleaseRequested,
     RequeueRequested,
@@ -82,6 +85,8 @@ class Attempt:
     pid: int | None = None
     warned_at: Instant | None = None
     running: bool = False
+    #: It is on its way out: SIGKILL comes, if nothing else helps.
+    stopping: bool = False
     paused: bool = False
     #: For how long it has run, but for the time since then; None: it does not run now.
     ran_ms: int = 0
@@ -115,6 +120,11 @@ class Attempt:
         with_margin = max((peak * (100 + policy.margin_pct) + 99) // 100, declared or 0)
         unsettled = max(first, peak)
         return min(unsettled, with_margin) if self.may_have_settled(policy) else unsettled
+
+    def mem_mib_most(self, policy: Policy) -> int:
+        """The most host memory that it may be counted for."""
+        first = self.spec.mem_mib or policy.mem_mib_default
+        return max(first, (self.mem_mib_peak * (100 + policy.margin_pct) + 99) // 100)
 
 
 @dataclass(slots=True)
@@ -152,6 +162,10 @@ class Contract:
     left_at: dict[GpuId, Instant] = field(default_factory=dict[GpuId, Instant])
     facts: MachineFacts | None = None
     closed: bool = False
+    bookings: tuple[Booking, ...] = ()
+    quiet: tuple[Quiet, ...] = ()
+    #: Launches that met a booking or quiet hours.
+    beside_bookings: int = 0
     head: Head | None = None
     launches: int = 0
 
@@ -202,6 +216,8 @@ class Contract:
                     self._measured(job_id, measured, facts.taken_at)
             case AdmissionSet(reason=reason):
                 self.closed = bool(reason)
+            case CalendarSet(bookings=bookings, quiet=quiet):
+                self.bookings, self.quiet = bookings, quiet
             case ProcessStarted(job_id=job_id, attempt=number, pid=pid):
                 if attempt := self._attempt(job_id, number):
                     if attempt.pid is None and attempt.spec.time_limit_ms is not None:
@@ -374,6 +390,7 @@ class Contract:
                 attempt.is_over = True
                 in_time = attempt.ran_ms >= attempt.spec.time_limit_ms
                 demand(in_time, f"its time limit counted while it was paused: {job.id}")
+            attempt.stopping = isinstance(job.state, Completing)
         match job.state:
             case Finished():
                 demand(job.id not in self.alive, f"ended with a live process: {job.id}")
@@ -468,6 +485,8 @@ class Contract:
             demand(gpu_id in gpus, f"launched on a GPU that is not there: {job_id}")
             self._fits_gpu(now, job_id, spec, gpus[gpu_id], facts)
         self._exclusive(job_id, spec, placement)
+        self._leaves_what_is_booked(now, job_id, spec, placement, facts)
+        self._keeps_quiet(now, job_id, spec, placement, facts)
         self.begun.add((job_id, number))
         self.done.discard(job_id)
         self.again.discard(job_id)
@@ -562,6 +581,91 @@ class Contract:
                 demand(not shared, f"job {other.job_id} has its GPU to itself")
             elif other.spec.exclusive:
                 demand(False, f"job {other.job_id} has the machine to itself")
+
+    # ---- bookings ------------------------------------------------------------------
+
+    def _leaves_what_is_booked(
+        self, now: Instant, job_id: JobId, spec: JobSpec, placement: Placement, facts: MachineFacts
+    ) -> None:
+        """No stranger starts on booked capacity, nor before it if it may still be there."""
+        sure_end = None
+        if spec.time_limit_ms is not None:
+            sure_end = now + spec.time_limit_ms + spec.grace_ms
+        met = [
+            b
+            for b in self.bookings
+            if spec.user not in b.users
+            and b.ends_at > now
+            and (sure_end is None or sure_end > b.starts_at)
+        ]
+        for booking in met:
+            self.beside_bookings += 1
+            demand(not booking.whole, f"job {job_id}: all of the machine is booked: {booking}")
+            on_it = set(placement.gpus) & booking.gpus
+            demand(not on_it, f"job {job_id}: a booked GPU: {booking}")
+            alone = spec.exclusive and not placement.gpus
+            demand(not alone, f"job {job_id}: a machine of which a part is booked: {booking}")
+            self._leaves_amounts(now, job_id, spec, placement, facts, booking, met)
+
+    def _leaves_amounts(
+        self,
+        now: Instant,
+        job_id: JobId,
+        spec: JobSpec,
+        placement: Placement,
+        facts: MachineFacts,
+        booking: Booking,
+        met: Sequence[Booking],
+    ) -> None:
+        policy = self.policy
+        moment = max(now, booking.starts_at)
+        there = [b for b in met if b.starts_at <= moment < b.ends_at]
+        gone = [
+            a
+            for a in self.alive.values()
+            if a.stopping or (moment > now and a.ends_at is not None and a.ends_at <= moment)
+        ]
+        stay = [a for a in self.alive.values() if a not in gone]
+        cores_kept = mem_kept = 0
+        for other in there:
+            theirs = [a for a in self.alive.values() if a.spec.user in other.users]
+            cores_kept += max(0, other.cores - sum(len(a.placement.cores) for a in theirs))
+            mem_kept += max(0, other.mem_mib - sum(a.mem_mib_most(policy) for a in theirs))
+        total = max(len(facts.cores) - policy.cores_reserve, policy.cores_minimum)
+        used = sum(len(a.placement.cores) for a in stay) + len(placement.cores)
+        if cores_kept:
+            demand(used + cores_kept <= total, f"job {job_id}: booked cores at {moment}")
+        uses = dict(facts.jobs)
+        growth = 0
+        for attempt in stay:
+            now_uses = uses[attempt.job_id].mem_mib if attempt.job_id in uses else 0
+            first = attempt.spec.mem_mib or policy.mem_mib_default
+            floor = attempt.floor(policy, first, attempt.spec.mem_mib, attempt.mem_mib_peak)
+            growth += max(0, floor - now_uses)
+        left = facts.mem_mib_available - policy.mem_mib_reserve - growth
+        left += sum(a.mem_mib_most(policy) for a in gone)
+        need = spec.mem_mib or policy.mem_mib_default
+        if mem_kept:
+            demand(left - need >= mem_kept, f"job {job_id}: booked host memory at {moment}")
+
+    def _keeps_quiet(
+        self, now: Instant, job_id: JobId, spec: JobSpec, placement: Placement, facts: MachineFacts
+    ) -> None:
+        for hours in self.quiet:
+            if now < hours.starts_at or (hours.ends_at is not None and hours.ends_at <= now):
+                continue
+            self.beside_bookings += 1
+            if hours.gpus is not None:
+                lowest = sorted(facts.gpus, key=lambda g: g.index)[: hours.gpus]
+                strays = set(placement.gpus) - {g.id for g in lowest}
+                demand(not strays, f"job {job_id}: {strays} in quiet hours")
+            if hours.cores is not None:
+                used = sum(len(a.placement.cores) for a in self.alive.values())
+                within = used + len(placement.cores) <= hours.cores
+                demand(within, f"job {job_id}: more cores than in quiet hours")
+            if hours.sm_pct is not None and placement.gpus:
+                share = spec.sm_pct or self.policy.sm_pct_default
+                demand(share <= hours.sm_pct, f"job {job_id}: more of a GPU than in quiet hours")
 
     # ---- starvation ----------------------------------------------------------------
 

@@ -6,7 +6,8 @@ dies between the two.  `run` ends with calm, in which everything that can finish
 
 Every fourth seed is calm throughout and busy: big jobs among a stream of small ones, where the
 contract demands the starvation bound.  In every fourth other one jobs train and report, more of
-them on one GPU are slower than two, and rlqd may pause the youngest.
+them on one GPU are slower than two, and rlqd may pause the youngest.  In another fourth something
+is booked (sim/bookings.py).
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ from rlqd.core.model import (
     Terminate,
     UserEvent,
 )
+from rlqd.sim import bookings
 from rlqd.sim.contract import Contract, ContractViolation
 from rlqd.sim.faults import Faults
 
@@ -187,6 +189,8 @@ class World:
     gpus_seen: tuple[GpuFacts, ...] = ()
     draining: bool = False
     is_over: bool = False  # the faulty part
+    #: None: nothing is ever booked.
+    calendar: bookings.Bookings | None = None
     _life: int = 0  # reports under way when the daemon died are lost
     _heap: list[tuple[int, int, Happening]] = field(
         default_factory=list[tuple[int, int, Happening]]
@@ -234,6 +238,10 @@ class World:
         self.contract = Contract(
             self.policy, calm=self.is_calm, turn_ms=turn_ms, limits=self.limits
         )
+        if self.seed % 4 == 1:
+            self.calendar = bookings.Bookings.draw(
+                self.seed, [gpu.id for gpu in self.gpus], len(self.cores)
+            )
 
     def _build_machine(self) -> None:
         rng = self.rng
@@ -325,6 +333,8 @@ class World:
     def _step(self, events: list[Event]) -> None:
         self.steps += 1
         now = Instant(self.now)
+        if self.calendar is not None and (news := self.calendar.news(now)) is not None:
+            events = [news, *events]
         actions = self.core.step(now, events)
         if self.tracing:
             self._log(events, actions)
@@ -517,6 +527,8 @@ class World:
         self.guard.load(learned, Instant(self.now))
         self.core.limits = self.limits
         self.contract.restarted()
+        if self.calendar is not None:
+            self.calendar.is_told = False
         at_once = self.rng.random() < 0.5
         for job in rows:
             if not isinstance(job.state, Pending):
@@ -656,6 +668,8 @@ class World:
         """One second's worth."""
         faults, rng = self.faults, self.rng
         events: list[Event] = []
+        if self.calendar is not None:
+            self.calendar.change()
         if faults.outsiders_pct and rng.random() < 0.2:
             pct = rng.randint(0, faults.outsiders_pct)
             self.outside_mib = self.mem_mib_total * pct // 200
