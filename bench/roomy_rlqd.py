@@ -6,11 +6,11 @@ core that is not there).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from rlqd.__main__ import main
 from rlqd.adapters import host, processes
+from rlqd.fences import Fence
 from rlqd.readings import Cpu
 
 CORES = 64
@@ -21,10 +21,8 @@ def _cpus() -> tuple[Cpu, ...]:
 
 
 class _Unpinned(processes.Processes):
-    def launch(
-        self, order: processes.LaunchOrder, *, wrapper: Sequence[str] = ()
-    ) -> processes.Handle | processes.LaunchError:
-        return super().launch(replace(order, cpus=()), wrapper=wrapper)
+    def launch(self, order: processes.LaunchOrder) -> processes.Handle | processes.LaunchError:
+        return super().launch(replace(order, cpus=(), fence=Fence()))
 
 
 if __name__ == "__main__":

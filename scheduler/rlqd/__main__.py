@@ -91,6 +91,7 @@ def _serve(
 ) -> None:
     # Imported here, so that --help and a wrong configuration answer at once.
     from rlqd.adapters import curve, host, lockfile, systemd
+    from rlqd.adapters.cgroups import Fences, describe
     from rlqd.adapters.mps import Mps
     from rlqd.adapters.nvml import NvmlMonitor
     from rlqd.adapters.processes import Processes
@@ -117,6 +118,15 @@ def _serve(
         parts.callback(host_monitor.close)
         parts.enter_context(lockfile.acquire(paths.lock))
         store = parts.enter_context(Store(paths.database))
+        fences = Fences(store.instance_id, enabled=config.enforce.mode != "off")
+        found = fences.find()
+        log.log(
+            logging.WARNING if fences.lacking() else logging.INFO,
+            "limits of jobs: %s",
+            describe(found) + (f" ({found.problem})" if found.problem else ""),
+        )
+        if found.cgroup is not None:
+            host_monitor.set_cgroup(found.cgroup, Path(found.cgroup_root))
         knows_peers = check_peer_address()
         server = parts.enter_context(
             Server(
@@ -185,6 +195,7 @@ def _serve(
             rlimits={"RLIMIT_NOFILE": nofile_before},
             keyring=keyring,
             remote=remote,
+            fences=fences,
             mps=mps,
         )
         pump.start()

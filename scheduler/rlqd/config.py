@@ -521,6 +521,39 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Enforce:
+    """Limits that a job cannot lift (docs/operations.md, "Enforcement")."""
+
+    mode: str = _key(
+        "mode",
+        choice("auto", "off"),
+        "auto",
+        "`auto`: each job runs in a systemd scope, or without systemd in a control group of its"
+        " own, where that can be had; `off`: jobs are only pinned to their cores. Read when the"
+        " daemon starts.",
+    )
+    mem_pct_margin: int = _key(
+        "mem_margin",
+        share(0),
+        "10%",
+        "A job that declares its memory (`--mem`) is ended by the kernel when it uses so much"
+        " more, and 16 MiB. A job that declares none has no limit.",
+    )
+    tasks_max: int = _key(
+        "tasks_max",
+        whole(0, 4_194_304),
+        4096,
+        "Most processes and threads of one job at a time; 0: no limit.",
+    )
+    io_weight: int = _key(
+        "io_weight",
+        whole(1, 10_000),
+        100,
+        "Each job's share of a busy disk, relative to other jobs and to systemd's 100.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Monitor:
     """How the machine is watched."""
 
@@ -576,6 +609,7 @@ SECTIONS: dict[str, type] = {
     "guard": Guard,
     "mps": Mps,
     "remote": Remote,
+    "enforce": Enforce,
     "monitor": Monitor,
     "daemon": Daemon,
 }
@@ -605,6 +639,7 @@ class Config:
     guard: Guard = field(default_factory=Guard)
     mps: Mps = field(default_factory=Mps)
     remote: Remote = field(default_factory=Remote)
+    enforce: Enforce = field(default_factory=Enforce)
     monitor: Monitor = field(default_factory=Monitor)
     daemon: Daemon = field(default_factory=Daemon)
     # Not in the repr: variables may hold passwords.

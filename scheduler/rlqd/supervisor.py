@@ -7,7 +7,8 @@ It imports C modules only, no `signal`, `json` or `ctypes`: those cost 13 ms and
 The attempt folder (rlqd.adapters.processes reads it):
 
     lock          flock'ed as long as the supervisor lives: certain, whatever pids are reused
-    claim.json    who runs this attempt; made exclusively, so that it runs once or never
+    claim.json    who runs this attempt, and in which control group; made exclusively, so that
+                  it runs once or never
     started.json  the command's pid
     exit.reserve  room for the exit record, taken while there was room on the disk
     exit.json     how it ended; appears whole or not at all
@@ -48,6 +49,8 @@ else:
 LINGER_S = 5.0
 #: Re-parented processes are not announced by any signal: how often to look for them.
 CASCADE_S = 0.25
+GROUP_BUSY_S = 0.002
+GROUP_BUSY_TRIES = 100
 KILL_AGAIN_S = 0.02
 KILL_AGAIN_S_MAX = 1.0
 RECORD_BYTES = 4096
@@ -100,7 +103,7 @@ class Failure(Exception):
             "stage": self.stage,
             "errno": self.number,
             "message": str(self),
-            "passing": self.number in PASSING,
+            "passing": self.number in PASSING or self.stage == "cgroup",
         }
 
 
@@ -279,10 +282,95 @@ def continue_tree(stopped_only: bool = False) -> None:
             send(process, signal.SIGCONT)
 
 
-def kill_tree() -> None:
+def kill_tree(group: "Group | None" = None) -> None:
+    if group is not None:
+        group.kill()
     stop_tree()  # so that nothing forks away between the look and the blow
     for process in descendants():
         send(process, signal.SIGKILL)
+
+
+class Group:
+    """The command's own control group (version 2): it is killed as one, at once."""
+
+    def __init__(self, path: str, files: "dict[str, str]") -> None:
+        """Make it, with these limits.  Raises: OSError."""
+        self.path = path
+        os.mkdir(path, 0o755)
+        try:
+            for name, text in files.items():
+                self._write(name, text)
+        except OSError:
+            self.remove()
+            raise
+
+    def enter(self) -> None:
+        """Move the process that calls.  Raises: OSError."""
+        self._write("cgroup.procs", "0")
+
+    def kill(self) -> None:
+        """SIGKILL to all of it, programs of other users included; nothing can fork out of it."""
+        try:
+            self._write("cgroup.kill", "1")
+        except OSError:
+            pass  # before Linux 5.14
+
+    def remove(self) -> None:
+        for _ in range(GROUP_BUSY_TRIES):
+            try:
+                os.rmdir(self.path)
+            except OSError as error:
+                if error.errno == errno.EBUSY:  # for an instant after its last process
+                    time.sleep(GROUP_BUSY_S)
+                    continue
+            return
+
+    def _write(self, name: str, text: str) -> None:
+        fd = os.open(f"{self.path}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+
+def make_group(cgroup: "dict[str, Any] | None") -> "Group | None":
+    """None: none is wanted, or it cannot be made; the daemon sees that in the claim."""
+    if cgroup is None or not cgroup["path"]:
+        return None
+    try:
+        return Group(cgroup["path"], cgroup["files"])
+    except OSError:
+        return None
+
+
+class MemoryLimit:
+    """The kernel's counts of the control group that limits this job's memory."""
+
+    def __init__(self, folder: "str | None") -> None:
+        self.folder = folder
+        self.before = self._counts()
+
+    def killed_mib(self) -> "int | None":
+        """The limit in MiB, if the kernel has killed a process of the job for reaching it.
+
+        A kill alone is not enough: the whole machine may have run out, this job within its due.
+        """
+        now = self._counts()
+        if not all(now.get(name, 0) > self.before.get(name, 0) for name in (b"oom", b"oom_kill")):
+            return None
+        try:
+            return int(read_file(f"{self.folder}/memory.max")) >> 20
+        except (OSError, ValueError):
+            return None
+
+    def _counts(self) -> "dict[bytes, int]":
+        if not self.folder:
+            return {}
+        try:
+            lines = read_file(f"{self.folder}/memory.events").splitlines()
+            return {name: int(count) for name, count in (line.split() for line in lines)}
+        except (OSError, ValueError):
+            return {}
 
 
 def oom_kills() -> int:
@@ -331,7 +419,7 @@ class Folder:
         os.fsync(fd)
         os.close(fd)
 
-    def claim(self) -> bool:
+    def claim(self, cgroup: "str | None" = None) -> bool:
         """False: somebody has voided this attempt; it must not run."""
         me = Process(os.getpid())
         text = write_json(
@@ -339,6 +427,7 @@ class Folder:
                 "pid": me.pid,
                 "start_time": me.start_time,
                 "boot_id": read_file("/proc/sys/kernel/random/boot_id").decode().strip(),
+                "cgroup": cgroup,
             }
         )
         temporary = f"claim.{me.pid}"
@@ -638,10 +727,17 @@ def execute(argv: "list[str]", env: "dict[str, str]") -> "NoReturn":
     raise Failure("exec", errno.ENOENT, f"command not found: {name}")
 
 
-def become(order: "dict[str, Any]", output: int, supervisor: int) -> "NoReturn":
+def become(
+    order: "dict[str, Any]", output: int, supervisor: int, group: "Group | None"
+) -> "NoReturn":
     """In the forked child: turn into the command.  Raises: Failure."""
     stage, what = "setup", "cannot set up the process"
     try:
+        if group is not None:
+            # As root still, and before the affinity: the group's cores come first.
+            stage, what = "cgroup", f"cannot enter the control group {group.path}"
+            group.enter()
+            stage, what = "setup", "cannot set up the process"
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
         for number in range(1, signal.NSIG):
@@ -697,9 +793,17 @@ def become(order: "dict[str, Any]", output: int, supervisor: int) -> "NoReturn":
 class Supervisor:
     """The event loop, and all that it must remember."""
 
-    def __init__(self, folder: Folder, order: "dict[str, Any]", ready_fd: "int | None") -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        order: "dict[str, Any]",
+        ready_fd: "int | None",
+        group: "Group | None" = None,
+    ) -> None:
         self.folder = folder
         self.ready_fd = ready_fd
+        self.group = group
+        self.limit = MemoryLimit((order.get("cgroup") or {}).get("limits"))
         env = order["env"]
         # "" and "-1" are how a job is kept off the GPUs.
         self.has_gpu = env.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1")
@@ -747,7 +851,7 @@ class Supervisor:
         if self.command == 0:
             try:
                 os.close(lock)
-                become(order, self.log.target(), supervisor)
+                become(order, self.log.target(), supervisor, self.group)
             except Failure as failure:
                 write_all(exec_out, write_json(failure.as_record()).encode())
             except BaseException as error:
@@ -776,7 +880,7 @@ class Supervisor:
                     self.poller.unregister(fd)
             self._reap()
             if self.killing and not self.childless:
-                kill_tree()
+                kill_tree(self.group)
                 self.kill_again_s = min(self.kill_again_s * 2, KILL_AGAIN_S_MAX)
             elif self.status is not None and not self.childless:
                 self._clear_up()
@@ -788,10 +892,12 @@ class Supervisor:
         assert self.status is not None
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         code = os.waitstatus_to_exitcode(self.status)
+        oom = self._oom(code)
         return {
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
-            "oom": self._oom(code),
+            "oom": oom,
+            "oom_limit_mib": self.limit.killed_mib() if oom == "host" else None,
             "ended_at": self.ended_at,
             "utime_s": usage.ru_utime,
             "stime_s": usage.ru_stime,
@@ -850,7 +956,7 @@ class Supervisor:
         if self.linger_until is not None and time.monotonic() >= self.linger_until:
             self.killing = True
             self.kill_again_s = KILL_AGAIN_S
-            kill_tree()
+            kill_tree(self.group)
             return
         # From the top, as parents go: `bash run.sh` dies and its trainer becomes our child,
         # which is asked then, while its own workers live.
@@ -901,13 +1007,17 @@ class Supervisor:
             self.failure = read_json(b"".join(parts).decode())
             return
         self.folder.note_started(self.command)
-        self.tell({"started": {"pid": os.getpid(), "command_pid": self.command}})
+        cgroup = None if self.group is None else self.group.path
+        started = {"pid": os.getpid(), "command_pid": self.command, "cgroup": cgroup}
+        self.tell({"started": started})
 
     def _oom(self, code: int) -> "str | None":
         if code == 0:
             return None
         if code < 0 and (self.killing or (self.terminating and -code == signal.SIGTERM)):
             return None  # we ended it
+        if self.limit.killed_mib() is not None:
+            return "host"  # a worker perhaps, of which its parent told in words of its own
         # 137 is a shell's word for a child that died of SIGKILL.
         if (self.killed_by_others or code == 137) and oom_kills() > self.oom_kills:
             return "host"
@@ -949,6 +1059,7 @@ def read_order() -> "dict[str, Any]":
         "log_mib_max": (int, type(None)),
         "rlimits": dict,
         "oom_score_adj": (int, type(None)),
+        "cgroup": (dict, type(None)),
         "ready_fd": (int, type(None)),
     }
     if not isinstance(order, dict):
@@ -994,7 +1105,10 @@ def main() -> int:
         folder = Folder(order["dir"])
         lock = folder.lock()
         folder.reserve()
-        if not folder.claim():
+        group = make_group(order["cgroup"])
+        if not folder.claim(None if group is None else group.path):
+            if group is not None:
+                group.remove()
             return VOIDED
     except OSError as error:
         code = error.errno or 0
@@ -1003,7 +1117,7 @@ def main() -> int:
         return 0
     try:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        supervisor = Supervisor(folder, order, ready_fd)
+        supervisor = Supervisor(folder, order, ready_fd, group)
         supervisor.start(order, lock)
     except (Failure, OSError) as error:
         if isinstance(error, Failure):
@@ -1013,6 +1127,8 @@ def main() -> int:
             failed = Failure("setup", error.errno or 0, message).as_record()
         folder.write_record({"failed": failed})
         tell(ready_fd, {"failed": failed})
+        if group is not None:
+            group.remove()
         return 0
     order.clear()
     del order
@@ -1021,6 +1137,8 @@ def main() -> int:
         folder.write_record(supervisor.record())
         if supervisor.failure is not None:
             supervisor.tell({"failed": supervisor.failure})
+        if group is not None:
+            group.remove()
     except BaseException as error:
         trace = error.__traceback__
         lines = []
@@ -1029,7 +1147,7 @@ def main() -> int:
             trace = trace.tb_next
         folder.note_crash(f"{', '.join(lines)}: {error!r}\n")
         # An unsupervised tree would run on unseen.
-        kill_tree()
+        kill_tree(group)
         return BUG
     return 0
 

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 from tests.core.machines import EXACT, Desk, spec
 
-from rlqd.core.model import Completing, Finished, Instant, JobId, LaunchFailed, Outcome
+from rlqd.core.model import (
+    Completing,
+    Exit,
+    Finished,
+    Instant,
+    JobId,
+    LaunchFailed,
+    Outcome,
+    ProcessExited,
+)
 
 
 def test_sigkill_comes_when_the_grace_is_over_and_not_before() -> None:
@@ -116,3 +125,17 @@ def test_a_launch_that_fails_for_good_is_not_tried_again_because_it_was_slow() -
     desk.tell(after=61_000)
     desk.tell(LaunchFailed(Instant(0), JobId(job), 1, "no such file", False), after=1)
     assert desk.outcome(job) is Outcome.LAUNCH_FAILED
+
+
+def test_a_job_that_reached_a_limit_of_its_own_is_told_which() -> None:
+    desk = Desk()
+    (job, other) = desk.run(spec(), spec())
+    killed = Exit(signal=9, oom="host", oom_limit_mib=1116)
+    desk.tell(
+        ProcessExited(Instant(0), JobId(job), 1, killed),
+        ProcessExited(Instant(0), JobId(other), 1, Exit(signal=9, oom="host")),
+    )
+    reason = "ran out of host memory: it reached its limit of 1116 MiB"
+    assert desk.state(job) == Finished(Outcome.OUT_OF_MEMORY, killed, reason)
+    assert desk.outcome(other) is Outcome.OUT_OF_MEMORY
+    assert desk.exit_of(other).oom_limit_mib is None

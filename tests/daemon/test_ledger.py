@@ -11,6 +11,7 @@ from rlqd.core.guard import Estimate, Learned
 from rlqd.core.learned import LearnedPeak
 from rlqd.core.machine import Scheduler
 from rlqd.core.model import Instant
+from rlqd.fences import Enforcement, Means
 from rlqd.shell import rows
 from rlqd.shell.accounts import Accounts
 from rlqd.shell.ledger import PRUNE_EVERY, Ledger
@@ -30,6 +31,7 @@ def ledger_of(store: Store, core: Scheduler) -> Ledger:
         gpus=lambda: None,
         supervisor_of=lambda _: None,
         owner_of=lambda _: ("", ""),
+        enforcement=lambda: Enforcement(means=Means.AFFINITY),
     )
     return Ledger(store=store, views=views)
 

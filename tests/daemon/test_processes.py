@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.groups import killable_group, until_gone
 from tests.support.waiting import wait_until
 
 import rlqd.adapters.processes
@@ -34,6 +35,7 @@ from rlqd.adapters.processes import (
     Started,
     Voided,
 )
+from rlqd.fences import Fence
 
 
 def ended(pid: int) -> bool:
@@ -71,7 +73,8 @@ class Daemon:
         )
 
     def launch(self, order: LaunchOrder, *, wrapper: tuple[str, ...] = ()) -> Handle:
-        handle = self.processes.launch(order, wrapper=wrapper)
+        order = replace(order, fence=replace(order.fence, wrapper=wrapper))
+        handle = self.processes.launch(order)
         assert isinstance(handle, Handle), handle
         self.handles.append(handle)
         return handle
@@ -225,13 +228,31 @@ def test_a_supervisor_can_be_started_under_a_wrapper(daemon: Daemon) -> None:
 
 
 def test_a_wrapper_that_fails_has_run_nothing_and_may_pass(daemon: Daemon) -> None:
-    handle = daemon.launch(daemon.order("touch", "ran"), wrapper=("sh", "-c", "exit 9"))
+    complaint = "echo Failed to connect to bus >&2; exit 9"
+    handle = daemon.launch(daemon.order("touch", "ran"), wrapper=("sh", "-c", complaint))
     assert daemon.ready(handle) == Silent(job=1, attempt=1)
     error = daemon.end(handle)
     assert isinstance(error, LaunchError)
-    assert (error.stage, error.passing) == ("supervisor", True)
-    assert "status 9" in error.message
+    assert (error.stage, error.passing) == ("fence", True)
+    assert error.message == "no scope could be made for it: Failed to connect to bus"
+    assert not (daemon.place / "ran").exists()
     assert daemon.processes.recover(1, 1) == Voided(job=1, attempt=1)
+
+
+def test_a_wrapper_that_ends_in_silence_is_known_by_its_status(daemon: Daemon) -> None:
+    handle = daemon.launch(daemon.order("true"), wrapper=("sh", "-c", "exit 9"))
+    error = daemon.end(handle)
+    assert isinstance(error, LaunchError)
+    assert (error.stage, error.passing) == ("fence", True)
+    assert "status 9" in error.message
+
+
+def test_a_wrapper_that_is_not_there_may_come_back(daemon: Daemon) -> None:
+    order = replace(daemon.order("true"), fence=Fence(wrapper=("no-such-wrapper",)))
+    error = daemon.processes.launch(order)
+    assert isinstance(error, LaunchError)
+    assert (error.stage, error.passing) == ("fence", True)
+    assert error.message == "cannot run no-such-wrapper: No such file or directory"
 
 
 def test_without_its_compiled_form_the_supervisor_runs_from_source(tmp_path: Path) -> None:
@@ -413,6 +434,42 @@ def test_a_killed_supervisor_loses_the_job_and_leaves_nothing_running(
     assert ended(left_over)
     assert not ended(other.pid)
     assert not ended(other_started.command_pid)
+
+
+def test_left_overs_that_hide_are_found_by_their_control_group(daemon: Daemon) -> None:
+    group = killable_group()
+    fence = Fence(cgroup=str(group), limits=str(group))
+    hidden = "env -i setsid sleep 600 & echo left $!; wait"
+    handle = daemon.launch(replace(daemon.order("sh", "-c", hidden), fence=fence))
+    started = daemon.ready(handle)
+    assert isinstance(started, Started)
+    assert started.cgroup == str(group)
+    left_over = int(wait_until(daemon.log.read_text, bool).split()[1])
+    wait_until(lambda: markers_of(left_over), lambda found: not found)
+    os.kill(handle.pid, signal.SIGKILL)
+    lost = daemon.end(handle)
+    assert isinstance(lost, Lost)
+    assert "killed; 1 left-over process was killed" in lost.reason
+    assert ended(left_over)
+    daemon.processes.discard(1, 1)
+    until_gone(group)
+
+
+def markers_of(pid: int) -> bool:
+    return b"RLQ_JOB_ID" in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_a_recovered_job_is_known_by_its_control_group(daemon: Daemon) -> None:
+    group = killable_group()
+    order = replace(daemon.order("sleep", "600"), fence=Fence(cgroup=str(group)))
+    handle = daemon.launch(order)
+    assert isinstance(daemon.ready(handle), Started)
+    daemon.restart()
+    found = daemon.recover_alive()
+    assert found.cgroup == str(group)
+    daemon.processes.kill(found)
+    assert isinstance(daemon.end(found), ExitRecord)
+    until_gone(group)
 
 
 def test_left_overs_of_another_queue_or_attempt_are_let_be(daemon: Daemon) -> None:

@@ -14,11 +14,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.groups import killable_group, until_gone
 from tests.support.waiting import wait_until
 
 import rlqd.supervisor
@@ -81,6 +81,7 @@ class Attempt:
             "log_mib_max": None,
             "rlimits": {},
             "oom_score_adj": None,
+            "cgroup": None,
             "ready_fd": None,
         }
         return order | changes
@@ -424,6 +425,7 @@ def test_the_claim_names_the_supervisor(attempt: Attempt) -> None:
         "pid": process.pid,
         "start_time": process.start_time,
         "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "cgroup": None,
     }
 
 
@@ -804,12 +806,6 @@ def test_sigkill_from_outside_alone_is_not_out_of_memory(attempt: Attempt) -> No
     assert (record["signal"], record["oom"]) == (signal.SIGKILL, None)
 
 
-def removed(path: Path) -> bool:
-    with suppress(OSError):
-        path.rmdir()
-    return not path.exists()
-
-
 @pytest.fixture
 def memory_group() -> Iterator[Path]:
     """A control group of 32 MiB that processes may join."""
@@ -828,8 +824,7 @@ def memory_group() -> Iterator[Path]:
             path.rmdir()
             continue
         yield path
-        # Busy for an instant after the last process has gone.
-        wait_until(partial(removed, path), bool)
+        until_gone(path)
         return
     pytest.skip("cannot make a memory control group here")
 
@@ -843,6 +838,135 @@ def test_the_kernel_s_oom_killer_is_recognised(
     record = attempt.record()
     assert (record["code"], record["signal"]) == ((None, 9) if wrapper else (137, None))
     assert record["oom"] == "host"
+
+
+#: What the kernel counts for a group, before and after it has killed in it.
+CALM = "low 0\nhigh 3\nmax 9\noom 1\noom_kill 1\n"
+KILLED = CALM.replace("oom 1", "oom 2").replace("oom_kill 1", "oom_kill 2")
+#: The machine ran out, not the group.
+CAUGHT = CALM.replace("oom_kill 1", "oom_kill 2")
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Path:
+    """A made-up control group with a limit of 300 MiB."""
+    folder = tmp_path / "limited"
+    folder.mkdir()
+    (folder / "memory.max").write_text(f"{300 * MIB}\n")
+    (folder / "memory.events").write_text(CALM)
+    return folder
+
+
+def ends_after(attempt: Attempt, limited: Path, events: str, code: int) -> dict[str, Any]:
+    """The record of a command in whose group the kernel counts `events`."""
+    (attempt.place / "events").write_text(events)
+    cgroup = {"path": "", "limits": str(limited), "files": {}}
+    script = f'cp events "$1/memory.events"; exit {code}'
+    attempt.start("sh", "-c", script, "sh", str(limited), cgroup=cgroup)
+    return attempt.record()
+
+
+def test_a_kill_at_the_job_s_own_limit_names_the_limit(attempt: Attempt, limited: Path) -> None:
+    # A worker was killed, and the command ends with words and a code of its own.
+    record = ends_after(attempt, limited, KILLED, 1)
+    assert (record["code"], record["oom"], record["oom_limit_mib"]) == (1, "host", 300)
+
+
+def test_a_kill_that_the_command_survived_is_no_failure(attempt: Attempt, limited: Path) -> None:
+    record = ends_after(attempt, limited, KILLED, 0)
+    assert (record["code"], record["oom"], record["oom_limit_mib"]) == (0, None, None)
+
+
+@pytest.mark.parametrize("events", [CALM, CAUGHT, "", "oom two\n"])
+def test_a_limit_that_was_not_reached_is_not_blamed(
+    attempt: Attempt, limited: Path, events: str
+) -> None:
+    record = ends_after(attempt, limited, events, 1)
+    assert (record["oom"], record["oom_limit_mib"]) == (None, None)
+
+
+# ---- a control group of its own ----------------------------------------------------
+
+
+@pytest.fixture
+def group_path(attempt: Attempt) -> Iterator[Path]:
+    path = killable_group()
+    yield path
+    attempt.clear()
+    until_gone(path)
+
+
+def in_group(path: Path) -> dict[str, Any]:
+    return {"path": str(path), "limits": str(path), "files": {}}
+
+
+def test_the_command_runs_in_its_group_and_the_supervisor_outside(
+    attempt: Attempt, group_path: Path
+) -> None:
+    attempt.start("sh", "-c", "cat /proc/self/cgroup; sleep 600", cgroup=in_group(group_path))
+    started = attempt.ready()["started"]
+    assert started["cgroup"] == str(group_path)
+    assert json.loads((attempt.folder / "claim.json").read_text())["cgroup"] == str(group_path)
+    attempt.said(f"0::/{group_path.name}\n")
+    members = (group_path / "cgroup.procs").read_text().split()
+    assert str(started["command_pid"]) in members
+    assert str(started["pid"]) not in members
+
+
+def test_the_group_goes_when_the_job_has_gone(attempt: Attempt, group_path: Path) -> None:
+    attempt.start("true", cgroup=in_group(group_path))
+    assert attempt.record()["code"] == 0
+    assert not group_path.exists()
+
+
+def test_the_group_goes_when_the_command_cannot_start(attempt: Attempt, group_path: Path) -> None:
+    attempt.start("no-such-command", cgroup=in_group(group_path))
+    assert attempt.ready()["failed"]["stage"] == "exec"
+    assert attempt.exit_status() == 0
+    assert not group_path.exists()
+
+
+def test_a_kill_takes_the_whole_group_and_leaves_the_record(
+    attempt: Attempt, group_path: Path
+) -> None:
+    many = "for i in {1..50}; do setsid sleep 600 & done; wait"
+    attempt.start("bash", "-c", many, cgroup=in_group(group_path))
+    assert attempt.command()
+    wait_until(lambda: (group_path / "cgroup.procs").read_text().split(), lambda m: len(m) == 51)
+    pids = [int(word) for word in (group_path / "cgroup.procs").read_text().split()]
+    attempt.signal(signal.SIGUSR1)
+    assert attempt.record()["signal"] == signal.SIGKILL
+    assert not any(map(alive, pids))
+    assert not group_path.exists()
+
+
+def test_a_group_that_cannot_be_made_does_not_keep_the_job_from_running(
+    attempt: Attempt, tmp_path: Path
+) -> None:
+    attempt.start("true", cgroup=in_group(tmp_path / "no/such/place"))
+    assert attempt.ready()["started"]["cgroup"] is None
+    assert attempt.record()["code"] == 0
+    assert json.loads((attempt.folder / "claim.json").read_text())["cgroup"] is None
+
+
+def test_limits_are_written_into_the_group_before_the_command_is_there(
+    attempt: Attempt, group_path: Path
+) -> None:
+    # The one limit that every group has, controllers or not.
+    cgroup = in_group(group_path) | {"files": {"cgroup.max.descendants": "7"}}
+    attempt.start("cat", str(group_path / "cgroup.max.descendants"), cgroup=cgroup)
+    assert attempt.record()["code"] == 0
+    assert attempt.log.read_text() == "7\n"
+
+
+def test_a_group_whose_limits_cannot_be_set_is_not_used(
+    attempt: Attempt, group_path: Path
+) -> None:
+    cgroup = in_group(group_path) | {"files": {"no.such.limit": "7"}}
+    attempt.start("true", cgroup=cgroup)
+    assert attempt.ready()["started"]["cgroup"] is None
+    assert attempt.record()["code"] == 0
+    assert not group_path.exists()
 
 
 # ---- several users -----------------------------------------------------------------

@@ -558,6 +558,20 @@ class Keys(Message, frozen=True, kw_only=True):
     keys: tuple[EnrolledKey, ...] = ()
 
 
+class Enforcement(Part, frozen=True, kw_only=True):
+    """By what jobs are held to their limits."""
+
+    #: "systemd" (a scope per job), "cgroup" (a control group per job), "affinity" (pinned only);
+    #: "": of an older rlqd, which does not tell.
+    means: str = ""
+    #: Of "cpuset", "memory", "pids" and "io": those whose limits the kernel enforces.
+    controllers: tuple[str, ...] = ()
+    #: Why it is no more than that.
+    problem: str = ""
+    #: One sentence for people.
+    summary: str = ""
+
+
 class DaemonStatus(Message, frozen=True, kw_only=True):
     version: str
     pid: int
@@ -574,6 +588,7 @@ class DaemonStatus(Message, frozen=True, kw_only=True):
     config_path: str = ""
     #: Free-form numbers about the daemon itself (loop latency, commits), for doctors.
     stats: dict[str, Any] = {}
+    enforcement: Enforcement = Enforcement()
 
 
 class Ok(Message, frozen=True, kw_only=True):

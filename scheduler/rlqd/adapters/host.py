@@ -130,6 +130,11 @@ class HostMonitor:
         #: By pid and start time: when and how it was described.
         self._described: dict[tuple[int, int], tuple[float, tuple[str, str]]] = {}
 
+    def set_cgroup(self, cgroup: str, cgroup_root: Path) -> None:
+        """As `cgroup` and `cgroup_root`, where they are known only later."""
+        with self._lock:
+            self._cgroup, self._cgroup_root = cgroup, cgroup_root
+
     def read(self, supervisors: Collection[int]) -> HostReading:
         with self._lock:
             now = self._clock()

@@ -25,12 +25,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import rlqd.supervisor
+from rlqd.fences import Fence
 
 #: Where the supervisor finds the write end of the ready pipe.
 _READY_FD: Final = 3
@@ -40,6 +41,8 @@ _LEFTOVERS_DIE_S: Final = 1.0
 #: A supervisor that was told to kill has done so by then, if it can.
 _LAUNCH_HANGS_S: Final = 3.0
 _ENVIRON_BYTES_MAX: Final = 8 * 1024 * 1024
+#: In the attempt folder: what the command around a supervisor has to say.
+_WRAPPER_SAID: Final = "wrapper.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ class LaunchOrder:
     #: Such as {"RLIMIT_CORE": (0, 0)}; -1 is no limit.
     rlimits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     oom_score_adj: int | None = None
+    fence: Fence = field(default_factory=Fence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,7 @@ class Handle:
     ready_fd: int | None
     #: Known for a recovered job only; else `Started` tells.
     command_pid: int | None = None
+    cgroup: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,8 @@ class Started:
     attempt: int
     pid: int
     command_pid: int
+    #: The folder of the command's own control group; None: it has none.
+    cgroup: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +106,8 @@ class LaunchError:
 
     job: int
     attempt: int
-    #: "state", "log", "fork", "affinity", "rlimits", "user", "cwd", "exec", "setup", "supervisor"
+    #: "state", "log", "fork", "affinity", "rlimits", "user", "cwd", "exec", "setup", "cgroup",
+    #: "supervisor", and "fence": the command around the supervisor failed
     stage: str
     errno: int
     message: str
@@ -117,6 +125,8 @@ class ExitRecord:
     signal: int | None
     #: "gpu" or "host" when it ran out of that memory.
     oom: str | None
+    #: The limit of the job's own at which the kernel killed; None: the machine's, or not known.
+    oom_limit_mib: int | None = None
     #: When the command itself ended, Unix seconds.
     ended_at: float
     utime_s: float
@@ -207,12 +217,8 @@ class Processes:
             "RLQ_ATTEMPT": str(attempt),
         }
 
-    def launch(self, order: LaunchOrder, *, wrapper: Sequence[str] = ()) -> Handle | LaunchError:
-        """Start a supervisor and return at once; news comes through the handle.
-
-        `wrapper` is a command line to run it under, such as `systemd-run --scope ...`, that
-        becomes the supervisor by exec.
-        """
+    def launch(self, order: LaunchOrder) -> Handle | LaunchError:
+        """Start a supervisor and return at once; news comes through the handle."""
         key = (order.job, order.attempt)
         folder = self.folder(*key)
         with contextlib.ExitStack() as until_spawned:
@@ -229,12 +235,15 @@ class Processes:
                 until_spawned.callback(os.close, write_fd)
                 failing = until_spawned.enter_context(contextlib.ExitStack())
                 failing.callback(os.close, ready_fd)
-                pid = self._spawn(order_fd, write_fd, wrapper)
+                pid = self._spawn(order_fd, write_fd, order.fence, folder)
                 # The child is ours and not waited for: its pid cannot be another's.
                 pidfd = os.pidfd_open(pid)
                 failing.pop_all()
             except OSError as error:
                 number = error.errno or 0
+                if order.fence.wrapper and error.filename == order.fence.wrapper[0]:
+                    message = f"cannot run {error.filename}: {os.strerror(number)}"
+                    return self._launch_error(key, "fence", number, message, True)
                 return self._launch_error(
                     key,
                     "supervisor",
@@ -295,6 +304,11 @@ class Processes:
             return failure
         if self._claim_or_void(key) is None or self._is_void(key):
             bad_order = status == rlqd.supervisor.BAD_ORDER
+            ours = (rlqd.supervisor.BAD_ORDER, rlqd.supervisor.VOIDED)
+            said = None if status in ours else self._wrapper_said(key)
+            if said is not None:
+                message = f"no scope could be made for it: {said or f'status {status}'}"
+                return self._launch_error(key, "fence", 0, message, True)
             return self._launch_error(
                 key,
                 "supervisor",
@@ -375,6 +389,9 @@ class Processes:
 
     def discard(self, job: int, attempt: int) -> None:
         """Forget an attempt whose end is committed."""
+        with contextlib.suppress(OSError):
+            if cgroup := _read_claim(self.folder(job, attempt) / "claim.json").get("cgroup"):
+                os.rmdir(cgroup)  # its supervisor has done so, unless it was killed
         shutil.rmtree(self.folder(job, attempt), ignore_errors=True)
 
     # ---- launching -----------------------------------------------------------------
@@ -416,26 +433,36 @@ class Processes:
                 "log_mib_max": order.log_mib_max,
                 "rlimits": {name: list(limit) for name, limit in order.rlimits.items()},
                 "oom_score_adj": order.oom_score_adj,
+                "cgroup": {
+                    "path": order.fence.cgroup,
+                    "limits": order.fence.limits,
+                    "files": dict(order.fence.files),
+                },
                 "ready_fd": _READY_FD,
             }
         )
         return text.encode()
 
-    def _spawn(self, order_fd: int, ready_fd: int, wrapper: Sequence[str]) -> int:
+    def _spawn(self, order_fd: int, ready_fd: int, fence: Fence, folder: Path) -> int:
         """The pid.  posix_spawn shares the daemon's memory until exec: no copy, no page faults.
 
         Raises:
             OSError: no process, or no such program.
         """
-        argv = [*wrapper, self._python, "-I", "-S", str(self._program)]
+        argv = [*fence.wrapper, self._python, "-I", "-S", str(self._program)]
+        errors = str(folder / _WRAPPER_SAID) if fence.wrapper else "/dev/null"
         return os.posix_spawnp(
             argv[0],
             argv,
-            {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
+            {
+                "PATH": os.environ.get("PATH", os.defpath),
+                "LC_ALL": "C.UTF-8",
+                **fence.wrapper_env,
+            },
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, order_fd, 0),
                 (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 2, errors, os.O_WRONLY | os.O_CREAT, 0o600),
                 (os.POSIX_SPAWN_DUP2, ready_fd, _READY_FD),
             ],
             setsid=True,
@@ -448,6 +475,14 @@ class Processes:
         key = (handle.job, handle.attempt)
         if handle.ready_fd is not None and self._news.pop(key, None) is not None:
             os.close(handle.ready_fd)
+
+    def _wrapper_said(self, key: tuple[int, int]) -> str | None:
+        """The last line of the command around a supervisor, "" included; None: there is none."""
+        try:
+            text = (self.folder(*key) / _WRAPPER_SAID).read_text(errors="replace")
+        except OSError:
+            return None
+        return (text.splitlines() or [""])[-1].strip()
 
     # ---- the attempt folder --------------------------------------------------------
 
@@ -488,6 +523,7 @@ class Processes:
             code=record.get("code"),
             signal=record.get("signal"),
             oom=record.get("oom"),
+            oom_limit_mib=record.get("oom_limit_mib"),
             ended_at=float(record.get("ended_at", 0.0)),
             utime_s=float(record.get("utime_s", 0.0)),
             stime_s=float(record.get("stime_s", 0.0)),
@@ -520,6 +556,7 @@ class Processes:
             pidfd=pidfd,
             ready_fd=None,
             command_pid=command_pid,
+            cgroup=claim.get("cgroup"),
         )
 
     def _is_locked(self, key: tuple[int, int]) -> bool:
@@ -558,12 +595,18 @@ class Processes:
 
         Repeated until a look finds none: they may fork meanwhile.
         """
+        cgroup = None
+        with contextlib.suppress(OSError):
+            cgroup = _read_claim(self.folder(*key) / "claim.json").get("cgroup")
         wanted = {f"{name}={value}".encode() for name, value in self.markers(*key).items()}
         killed: set[tuple[int, int]] = set()
         deadline = time.monotonic() + _LEFTOVERS_DIE_S
         while True:
-            found = _marked_processes(wanted)
+            found = [*_marked_processes(wanted), *_members(cgroup)]
             try:
+                if cgroup is not None:  # all at once, where the kernel can
+                    with contextlib.suppress(OSError):
+                        Path(cgroup, "cgroup.kill").write_text("1")
                 for pid, start_time, pidfd in found:
                     killed.add((pid, start_time))
                     with contextlib.suppress(OSError):
@@ -647,6 +690,20 @@ def _marked_processes(wanted: set[bytes]) -> list[tuple[int, int, int]]:
                 found.append((pid, start_time, pidfd))
                 continue
         os.close(pidfd)
+    return found
+
+
+def _members(cgroup: str | None) -> list[tuple[int, int, int]]:
+    """As `_marked_processes`, by their control group: for those that have changed their
+    environment.  Its name is this attempt's alone, so nobody else's can be in it."""
+    found: list[tuple[int, int, int]] = []
+    with contextlib.suppress(OSError, ValueError):
+        for word in Path(cgroup or "", "cgroup.procs").read_text().split():
+            pidfd = os.pidfd_open(int(word))
+            if (start_time := _start_time(int(word))) is None:
+                os.close(pidfd)
+            else:
+                found.append((int(word), start_time, pidfd))
     return found
 
 

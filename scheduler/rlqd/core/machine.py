@@ -983,7 +983,9 @@ def _end_of(exit_: Exit) -> Finished:
     if exit_.oom == "gpu":
         return Finished(Outcome.OUT_OF_MEMORY, exit_, "ran out of GPU memory")
     if exit_.oom == "host":
-        return Finished(Outcome.OUT_OF_MEMORY, exit_, "ran out of host memory")
+        limit_mib = exit_.oom_limit_mib
+        at = "" if limit_mib is None else f": it reached its limit of {limit_mib} MiB"
+        return Finished(Outcome.OUT_OF_MEMORY, exit_, f"ran out of host memory{at}")
     if exit_.signal is not None:
         return Finished(Outcome.FAILED, exit_, f"killed by {_signal_name(exit_.signal)}")
     if exit_.code == 0:

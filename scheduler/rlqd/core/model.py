@@ -88,6 +88,8 @@ class Exit:
     code: int | None = None
     signal: int | None = None
     oom: str | None = None  # "gpu" or "host"
+    #: The limit of its own that it reached; None: the machine's memory, or not known.
+    oom_limit_mib: int | None = None
 
 
 # A state holds exactly the data that is valid in it: no `pid` on a queued job.

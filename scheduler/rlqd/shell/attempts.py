@@ -32,6 +32,8 @@ class Attempts:
     live: dict[model.JobId, Live]
     #: None: CUDA MPS is left alone.
     mps: MpsJobs | None = None
+    #: Told why a job's scope could not be made.
+    fence_failed: Callable[[str], None]
     _handles: dict[model.JobId, Handle] = field(default_factory=dict[model.JobId, Handle])
     #: Whose a polled descriptor is.  A handle's own numbers do not tell: its ready pipe is
     #: closed early, and the number then is the next launch's.
@@ -50,6 +52,8 @@ class Attempts:
         """What is known at once: nothing, or that it failed."""
         handle = self.processes.launch(order)
         if isinstance(handle, processes.LaunchError):
+            if handle.stage == "fence":
+                self.fence_failed(handle.message)
             return [_launch_failed(now, handle)]
         self._adopt(handle)
         return []
@@ -104,6 +108,8 @@ class Attempts:
             case processes.ExitRecord():
                 return [_exited(now, end)]
             case processes.LaunchError():
+                if end.stage == "fence":
+                    self.fence_failed(end.message)
                 # Perhaps told before, by the ready pipe: the core drops stale news.
                 return [_launch_failed(now, end)]
             case processes.Lost(reason=reason):
@@ -128,9 +134,10 @@ class Attempts:
             case None:
                 self._watch(handle.ready_fd, handle)
                 return []
-            case processes.Started(pid=pid, command_pid=command_pid):
+            case processes.Started(pid=pid, command_pid=command_pid, cgroup=cgroup):
                 if job_id in self.live:
                     self.live[job_id].command_pid = command_pid
+                    self.live[job_id].cgroup = cgroup
                 return [model.ProcessStarted(now, job_id, handle.attempt, pid)]
             case processes.LaunchError():
                 return [_launch_failed(now, said)]
@@ -148,6 +155,7 @@ class Attempts:
             case processes.Alive(handle=handle):
                 self._adopt(handle)
                 self.live[job.id].command_pid = handle.command_pid
+                self.live[job.id].cgroup = handle.cgroup
                 return model.ProcessStarted(now, job.id, job.attempt, handle.pid)
             case processes.Exited(record=record):
                 return _exited(now, record)
@@ -232,5 +240,10 @@ def _launch_failed(now: model.Instant, error: processes.LaunchError) -> model.La
 
 
 def _exited(now: model.Instant, record: processes.ExitRecord) -> model.ProcessExited:
-    exit_ = model.Exit(code=record.code, signal=record.signal, oom=record.oom)
+    exit_ = model.Exit(
+        code=record.code,
+        signal=record.signal,
+        oom=record.oom,
+        oom_limit_mib=record.oom_limit_mib,
+    )
     return model.ProcessExited(now, model.JobId(record.job), record.attempt, exit_)

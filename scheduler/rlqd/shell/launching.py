@@ -32,6 +32,7 @@ from rlqd.adapters.processes import LaunchOrder
 from rlqd.adapters.sqlite import Row
 from rlqd.config import Config
 from rlqd.core.model import Launch, MachineFacts, Placement
+from rlqd.fences import Fence
 from rlqd.shell import rows
 
 THREAD_VARIABLES = (
@@ -109,6 +110,7 @@ def order(
     facts: MachineFacts | None,
     rlimits: Mapping[str, tuple[int, int]],
     mps: Mapping[str, str | None] = MappingProxyType({}),
+    fence: Fence | None = None,
 ) -> LaunchOrder:
     """What the supervisor is told: the submission, in the place the core gave it.
 
@@ -147,6 +149,7 @@ def order(
         log_mib_max=spec.log_mib_max or config.defaults.log_mib_max,
         rlimits=rlimits,
         oom_score_adj=JOB_OOM_SCORE_ADJ,
+        fence=fence or Fence(),
     )
 
 

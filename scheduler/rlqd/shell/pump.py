@@ -28,6 +28,7 @@ from rlq.errors import NotFoundError, NotPermittedError, ProtocolError, RlqError
 from rlq.protocol import codec
 from rlq.protocol import messages as wire
 from rlq.protocol.states import JobState
+from rlqd.adapters.cgroups import Fences
 from rlqd.adapters.curve import CurveServer
 from rlqd.adapters.processes import LaunchOrder, Processes
 from rlqd.adapters.reports import ReportSocket
@@ -37,7 +38,7 @@ from rlqd.adapters.zeromq import Received, Server
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.machine import Scheduler, placement_of
-from rlqd.shell import launching, learning, rows, sampling
+from rlqd.shell import enforcing, launching, learning, rows, sampling
 from rlqd.shell.accounts import Accounts
 from rlqd.shell.attempts import Attempts
 from rlqd.shell.ledger import Ledger
@@ -131,6 +132,7 @@ class Pump:
     keyring: Keyring
     #: None: nobody is served but on this machine.
     remote: CurveServer | None = None
+    fences: Fences
     #: None: CUDA MPS is left alone.
     mps: MpsJobs | None = None
 
@@ -172,6 +174,7 @@ class Pump:
             gpus=self.sampler.gpus,
             supervisor_of=self.supervisor_of,
             owner_of=self.owner_of,
+            enforcement=lambda: self.fences.found,
             mps=self.mps,
         )
         self.desk = Desk(
@@ -189,6 +192,7 @@ class Pump:
             sampler=self.sampler,
             live=self.live,
             mps=self.mps,
+            fence_failed=self.fences.failed,
         )
         self._poller.register(self.server.socket, zmq.POLLIN)
         for source in (self.reports, self.sampler, self.signals):
@@ -404,6 +408,11 @@ class Pump:
             facts=self.core.facts,
             rlimits=self.rlimits,
             mps=self._mps_variables(row, launch, account.uid),
+            fence=self.fences.fence(
+                row.id,
+                launch.attempt,
+                enforcing.limits_of(row.job_spec, launch.placement, self.config.enforce),
+            ),
         )
 
     def _mps_variables(self, row: Row, launch: model.Launch, uid: int) -> dict[str, str | None]:
@@ -698,6 +707,8 @@ class Pump:
             problems.append(
                 f"less than {DISK_MIB_MIN} MiB is free for {self.state_dir}: nothing new starts"
             )
+        if lacking := self.fences.lacking():
+            problems.append(f"jobs start without limits: {lacking}")
         gpus = self.sampler.gpus()
         if gpus is not None and gpus.problem and not gpus.absent:
             problems.append(f"GPUs: {gpus.problem}")
@@ -804,6 +815,7 @@ class Pump:
         if now >= self._database_due:
             self._database_due = now + DATABASE_PERIOD_MS
             self._look_at_database(now)
+        self.fences.look()
         if now >= self._disk_due:
             self._disk_due = now + DISK_PERIOD_MS
             self._look_at_disk(now)

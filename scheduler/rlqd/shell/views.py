@@ -18,8 +18,10 @@ from rlq.protocol.messages import (
     Throughput,
     Usage,
 )
+from rlq.protocol.messages import Enforcement as WireEnforcement
 from rlq.protocol.units import format_duration
 from rlq.version import VERSION
+from rlqd.adapters.cgroups import CONTROLLERS, describe
 from rlqd.adapters.sqlite import Row
 from rlqd.config import Config
 from rlqd.core import model
@@ -27,6 +29,7 @@ from rlqd.core.crowd import Crowd
 from rlqd.core.guard import ONE_JOB
 from rlqd.core.machine import Scheduler, placement_of
 from rlqd.core.policy import Plan
+from rlqd.fences import Enforcement, Means
 from rlqd.readings import GpuReading, GpusReading, HostReading
 from rlqd.shell import explaining, launching, rows
 from rlqd.shell.accounts import Accounts
@@ -43,6 +46,8 @@ class Live:
     user: str
     started_at: float | None = None
     command_pid: int | None = None
+    #: Of the command's own control group; None: it has none.
+    cgroup: str | None = None
     progress: Tracker | None = None
     #: As `rows.Detail.log_path`; None: not looked up yet.
     log_path: str | None = None
@@ -61,6 +66,7 @@ class Views:
     gpus: Callable[[], GpusReading | None]
     supervisor_of: Callable[[int], int | None]
     owner_of: Callable[[int], tuple[str, str]]
+    enforcement: Callable[[], Enforcement]
     #: None: CUDA MPS is left alone.
     mps: MpsJobs | None = None
     started_at: float = field(default_factory=time.time)
@@ -99,8 +105,8 @@ class Views:
                 reason = _stopping(self.core.now, known.state)
             elif isinstance(known.state, model.Suspended) and known.state.backed_off is not None:
                 reason = explaining.paused_reason(known.state.backed_off, self._where(known))
-            elif self.mps is not None:
-                reason = self.mps.remark(job_id)
+            else:
+                reason = self._remark(job_id) or reason
             usage = self.usage(known) or usage
             placement = rows.wire_placement(known.state, self.gpu_indices())
         if live is not None:
@@ -134,6 +140,17 @@ class Views:
             else detail.log_path or launching.log_path(spec, row.id, row.uid, self.logs_dir),
             signature="" if is_hidden else signature_of(spec),
         )
+
+    def _remark(self, job_id: model.JobId) -> str:
+        """What its user should know of a running job; "": nothing."""
+        remarks = [] if self.mps is None else [self.mps.remark(job_id)]
+        live, found = self.live.get(job_id), self.enforcement()
+        is_bare = live is not None and live.command_pid is not None and live.cgroup is None
+        if is_bare and found.cgroup is not None:
+            is_so_now = found.means is Means.AFFINITY
+            why = found.problem if is_so_now else "none could be set when it started"
+            remarks.append(f"runs without limits: {why}")
+        return "; ".join(filter(None, remarks))
 
     def usage(self, job: model.Job) -> Usage | None:
         """What a running job was last measured at; None: not yet, or not running."""
@@ -284,7 +301,17 @@ class Views:
             rss_mib=_rss_mib(),
             config_path=config_path,
             stats=dict(stats),
+            enforcement=_enforcement(self.enforcement()),
         )
+
+
+def _enforcement(found: Enforcement) -> WireEnforcement:
+    return WireEnforcement(
+        means=found.means.value,
+        controllers=tuple(c for c in CONTROLLERS if c in found.controllers),
+        problem=found.problem,
+        summary=describe(found),
+    )
 
 
 def supervisor_pid(state: model.State) -> int | None:

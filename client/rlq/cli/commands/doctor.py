@@ -18,7 +18,7 @@ from rlq.cli.app import App, verb
 from rlq.cli.output import clean, folded, print_json
 from rlq.errors import RlqError, UnreachableError
 from rlq.protocol import PROTOCOL_VERSION
-from rlq.protocol.messages import DaemonStatus
+from rlq.protocol.messages import DaemonStatus, Enforcement
 from rlq.protocol.units import format_mib
 
 #: Where details begin.
@@ -66,10 +66,12 @@ def command(app: App) -> None:
 def run_checks(app: App) -> Iterator[Check]:
     yield check_python()
     yield check_path()
-    yield from check_daemon(app)
+    found: list[DaemonStatus] = []
+    yield from check_daemon(app, found)
     yield check_nvml()
     yield check_mps()
-    yield check_cgroups()
+    told = found[0].enforcement if found else Enforcement()
+    yield check_enforcement(told) if told.means else check_cgroups()
     yield check_disk()
     yield from check_variables()
 
@@ -94,7 +96,8 @@ def check_path() -> Check:
     return Check("path", "ok", found)
 
 
-def check_daemon(app: App) -> Iterator[Check]:
+def check_daemon(app: App, found: list[DaemonStatus]) -> Iterator[Check]:
+    """`found` takes what the daemon says of itself."""
     try:
         with app.client(autostart=False, timeout_s=5.0) as client:
             pong = client.ping()
@@ -111,6 +114,7 @@ def check_daemon(app: App) -> Iterator[Check]:
     except RlqError as error:
         yield Check("daemon", "fail", error.message, error.hint or "")
         return
+    found.append(status)
     yield Check("daemon", "ok", f"rlqd {pong.version}, pid {pong.pid}, on {where}")
     yield check_versions(pong.version, pong.protocol)
     yield from check_status(status)
@@ -200,7 +204,16 @@ def check_mps() -> Check:
     return Check("mps", "ok", "not in use")
 
 
+def check_enforcement(told: Enforcement) -> Check:
+    """As the daemon has found it, for its own jobs."""
+    if not told.problem:
+        return Check("limits", "ok", told.summary)
+    hint = 'docs/operations.md, "Enforcement"'
+    return Check("limits", "warn", f"{told.summary} ({told.problem})", hint)
+
+
 def check_cgroups() -> Check:
+    """What a daemon would find; none runs."""
     fence = "jobs are pinned, but nothing keeps one from widening its own affinity or memory"
     if not os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
         return Check("cgroup", "warn", f"no cgroup v2: {fence}", "boot with the unified hierarchy")

@@ -56,6 +56,7 @@ def print_status(status: DaemonStatus, machine: Machine) -> None:
                 (line[:3].strip() or "together", line[6:])
                 for line in host_line(machine.host).splitlines()
             ),
+            ("limits", clean(status.enforcement.summary)),
             ("state", clean(status.state_dir)),
             ("socket", clean(status.socket)),
             ("config", clean(status.config_path) or "built-in defaults"),
