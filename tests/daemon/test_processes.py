@@ -447,6 +447,7 @@ def test_left_overs_that_hide_are_found_by_their_control_group(daemon: Daemon) -
     left_over = int(wait_until(daemon.log.read_text, bool).split()[1])
     wait_until(lambda: markers_of(left_over), lambda found: not found)
     os.kill(handle.pid, signal.SIGKILL)
+    wait_until(lambda: ended(started.command_pid), bool)  # goes with its supervisor
     lost = daemon.end(handle)
     assert isinstance(lost, Lost)
     assert "killed; 1 left-over process was killed" in lost.reason

@@ -700,7 +700,8 @@ def _members(cgroup: str | None) -> list[tuple[int, int, int]]:
     with contextlib.suppress(OSError, ValueError):
         for word in Path(cgroup or "", "cgroup.procs").read_text().split():
             pidfd = os.pidfd_open(int(word))
-            if (start_time := _start_time(int(word))) is None:
+            start_time = None if _has_ended(pidfd, 0.0) else _start_time(int(word))
+            if start_time is None:
                 os.close(pidfd)
             else:
                 found.append((int(word), start_time, pidfd))
