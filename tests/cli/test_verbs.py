@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -830,6 +831,34 @@ MACHINE = m.Machine(
         m.Gpu(uuid="GPU-b", index=1, name="NVIDIA A100", problem="lost (fell off the bus)"),
     ),
 )
+
+
+@pytest.mark.parametrize(
+    ("after", "predicted", "said"),
+    [
+        (
+            12,
+            True,
+            r"starts about (\d\d \w+ )?\d\d:\d\d \(in .*\), when job 12 is expected to end",
+        ),
+        (12, False, r"starts by (\d\d \w+ )?\d\d:\d\d \(in .*\), when job 12 ends at the latest"),
+        (None, False, r"may start in .* or sooner"),
+    ],
+)
+def test_why_tells_when_it_may_start_and_by_what(
+    daemon: FakeDaemon, invoke: Invoke, after: int | None, predicted: bool, said: str
+) -> None:
+    daemon.answers[m.Why] = m.Explanation(
+        id=2,
+        state=JobState.PENDING,
+        summary="waiting",
+        reserved=True,
+        starts_at=time.time() + 5,
+        after=after,
+        predicted=predicted,
+    )
+    lines = invoke("why", "2").stdout.splitlines()
+    assert re.fullmatch(said, lines[-1]), lines
 
 
 def test_why_names_what_is_short_and_who_holds_it(daemon: FakeDaemon, invoke: Invoke) -> None:

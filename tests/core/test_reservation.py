@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from tests.core.machines import EXACT, FACTS, GPU_MIB, A, B, Desk, gpu, spec, used
 
-from rlqd.core.model import JobId, JobSpec
+from rlqd.core.guard import Estimate, Learned
+from rlqd.core.model import Instant, JobId, JobSpec
 
 ONE_GPU = replace(FACTS, gpus=(gpu(A),))
 TWO_GPUS = replace(FACTS, gpus=(gpu(A), gpu(B)))
@@ -230,3 +231,114 @@ def test_who_need_not_leave_for_the_head_is_reckoned_to_stay() -> None:
     desk.exit(1)
     desk.sample(after=10)
     assert {head, short, beside} <= desk.running()
+
+
+# ---- predicted ends ----------------------------------------------------------------
+
+
+def told(desk: Desk, left_ms: dict[int, int | None], *, after: int = 0) -> None:
+    """A reading in which running jobs tell how long they still run."""
+    jobs = tuple(
+        (JobId(i), replace(used(gpus=desk.place(i).gpus), left_ms=ms)) for i, ms in left_ms.items()
+    )
+    desk.sample(replace(desk.facts, jobs=jobs), after=after)
+
+
+def test_a_running_job_that_tells_its_end_lets_others_pass_before_it() -> None:
+    desk = Desk(ONE_GPU)
+    (first,) = desk.run(small())  # without a time limit
+    (head,) = desk.submit(WHOLE)
+    told(desk, {first: 100_000}, after=10_000)
+    plan = desk.core.plan()
+    assert plan is not None
+    assert plan.reservation is not None
+    assert plan.reservation.job_id == head
+    assert (plan.reservation.after, plan.reservation.is_predicted) == (first, True)
+    # People are told the late edge of what is a guess, and others pass by its early edge.
+    assert plan.reservation.starts_at == desk.now + 110_000
+    in_time, too_long, endless = desk.submit(small(90_000), small(90_001), small())
+    assert in_time in desk.launched
+    assert not {too_long, endless} & desk.launched.keys()
+
+
+def test_a_job_that_is_said_to_be_short_does_not_pass_by_that() -> None:
+    # Only what is enforced bounds the wait of the head: a job that has told nothing yet, or one
+    # that lies, would hold it up for as long as it likes.
+    desk = Desk(ONE_GPU)
+    first, other = desk.run(small(60_000), small(mem=1_000))
+    desk.submit(WHOLE)
+    told(desk, {first: 50_000, other: 1_000}, after=10_000)
+    (job,) = desk.submit(small(mem=1_000))
+    assert job not in desk.launched
+
+
+def test_a_job_that_outlives_its_prediction_lets_nobody_pass() -> None:
+    desk = Desk(ONE_GPU)
+    (first,) = desk.run(small())
+    desk.submit(WHOLE)
+    told(desk, {first: 0}, after=10_000)
+    (short,) = desk.submit(small(1_000))
+    assert short not in desk.launched
+
+
+def test_when_a_prediction_was_too_late_the_head_waits_for_those_let_past_and_no_others() -> None:
+    desk = Desk(ONE_GPU)
+    (liar,) = desk.run(small())
+    (head,) = desk.submit(WHOLE)
+    told(desk, {liar: 1_000_000}, after=10_000)
+    (passed,) = desk.submit(small(60_000))
+    assert passed in desk.launched
+    desk.start(passed)
+    desk.exit(liar)
+    desk.sample(after=10)
+    assert head not in desk.launched
+    (late,) = desk.submit(small(60_001))
+    assert late not in desk.launched
+    desk.exit(passed)
+    desk.sample(after=10)
+    assert head in desk.launched
+
+
+def test_a_time_limit_ends_a_job_that_says_it_has_longer() -> None:
+    desk = Desk(ONE_GPU)
+    (first,) = desk.run(small(60_000))
+    desk.submit(WHOLE)
+    told(desk, {first: 10_000_000}, after=10_000)
+    plan = desk.core.plan()
+    assert plan is not None
+    assert plan.reservation is not None
+    assert (plan.reservation.starts_at, plan.reservation.is_predicted) == (60_000, False)
+
+
+# ---- room, but no use --------------------------------------------------------------
+
+
+def test_a_job_kept_waiting_by_the_guard_alone_is_not_passed_for_ever() -> None:
+    # One "slow" beside another is of no use, one "quick" beside it is: always another one came.
+    kinds = replace(ONE_GPU, gpus=(replace(gpu(A), kind="A100"),))
+    desk = Desk(kinds, policy=replace(EXACT, throughput_patience_ms=60_000))
+    rows = [
+        Learned("A100", mix, jobs, Estimate(value, 1, Instant(0)))
+        for mix, jobs, value in (
+            (("slow",), 0, 50_000),
+            (("quick",), 0, 50_000),
+            (("slow",), 2, 1_000),
+            (("quick", "slow"), 2, 1_900),
+            (("quick", "slow", "slow", "slow"), 3, 1_900),
+            (("quick",), 2, 1_900),
+        )
+    ]
+    desk.core.guard.load(rows, Instant(0))
+    slow, quick = (replace(small(mem=1_000), signature=name) for name in ("slow", "quick"))
+    (first,) = desk.run(slow)
+    head, *_ = desk.submit(*[slow] * 4)
+    desk.sample(after=59_000)
+    assert head not in desk.launched
+    (passes,) = desk.run(quick)
+    desk.exit(passes)
+    desk.sample(after=1_000)
+    (late,) = desk.submit(quick)
+    assert late not in desk.launched
+    desk.exit(first)
+    desk.sample(after=10)
+    assert head in desk.launched

@@ -203,3 +203,25 @@ def test_only_so_many_names_of_metrics_are_kept_and_those_go_on_being_told() -> 
     assert len(tracker.metrics) <= METRICS_MAX + 1
     assert tracker.metrics["m0"] == 9_999
     assert tracker.phase == "warming up", "the daemon's own word is never crowded out"
+
+
+def test_how_long_a_job_still_runs_follows_from_its_progress() -> None:
+    job = Job()
+    job.run(10, rate=50)
+    assert job.tracker.left_ms(job.tracker.reported_at) is None, "of how many steps?"
+    job.tracker.total = job.step + 1_000
+    assert job.tracker.left_ms(job.tracker.reported_at) == 20_000
+    # A report that is old by now, and one that says it should have ended.
+    assert job.tracker.left_ms(job.tracker.reported_at + 5) == 15_000
+    assert job.tracker.left_ms(job.tracker.reported_at + 60) == 0
+
+
+def test_a_job_that_warms_up_or_stands_still_predicts_nothing() -> None:
+    job = Job()
+    job.run(10, rate=1_000, warming=True)
+    job.tracker.total = job.step + 1_000
+    assert job.tracker.left_ms(job.tracker.reported_at) is None
+    still = Tracker(total=10)
+    still.add(1.0, 5, None, {})
+    still.add(2.0, 5, None, {})
+    assert still.left_ms(still.reported_at) is None

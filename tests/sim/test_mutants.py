@@ -182,6 +182,18 @@ MUTANTS = [
         "if used > limit.max_submit_jobs:",
     ),
     Mutant(
+        "a job that may run for ever passes the head before a predicted end",
+        "policy.py",
+        "return self.shadow is not None and ends_at is not None and ends_at <= self.shadow",
+        "return self.shadow is not None and (ends_at is None or ends_at <= self.shadow)",
+    ),
+    Mutant(
+        "others may pass the head for longer than a running job says that it runs",
+        "machine.py",
+        "early, late = Instant(ends_at - off_ms), Instant(ends_at + off_ms)",
+        "early = late = Instant(ends_at + 20 * measured.left_ms)",
+    ),
+    Mutant(
         "the reservation goes while a GPU is read again",
         "policy.py",
         "    future = room.guessed()\n",

@@ -420,6 +420,10 @@ class Explanation(Message, frozen=True, kw_only=True):
     reserved: bool = False
     #: Earliest start, from the ends that are known; None: nobody knows.
     starts_at: float | None = None
+    #: The job whose end it waits for then, and whether that is predicted from its progress: it
+    #: may be sooner or later.
+    after: int | None = None
+    predicted: bool = False
 
 
 class Variables(Message, frozen=True, kw_only=True):

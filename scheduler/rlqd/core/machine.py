@@ -51,6 +51,7 @@ from rlqd.core.model import (
     HoldRequested,
     Instant,
     Job,
+    JobFacts,
     JobId,
     JobRequest,
     JobSpec,
@@ -89,10 +90,12 @@ from rlqd.core.model import (
 )
 from rlqd.core.policy import Plan
 from rlqd.core.queue import WaitingQueue
-from rlqd.core.room import Holding, Room, is_impossible, measure
+from rlqd.core.room import Holding, Prediction, Room, is_impossible, measure
 
 #: SIGKILL is sent again this often until the process is reported gone.
 KILL_AGAIN_MS = 5_000
+#: How far off a prediction from a job's progress is taken to be, either way.
+PREDICTION_MARGIN_PCT = 10
 #: Specs of jobs that are gone are swept out once they are more than the others and this.
 SPECS_SPARE = 1_000
 
@@ -216,6 +219,7 @@ class Scheduler:
     def holdings(self) -> list[Holding]:
         """Derived from job states, so that it cannot drift from them; by job id."""
         found: list[Holding] = []
+        measured = dict(self.facts.jobs) if self.facts is not None else {}
         for job_id in sorted(self._active):
             job = self.jobs[job_id]
             placement = placement_of(job.state)
@@ -232,9 +236,20 @@ class Scheduler:
                     ends_at=_known_end(self.now, job),
                     is_paused=isinstance(job.state, Suspended),
                     backed_off=_backed_off(job),
+                    prediction=self._prediction(job, measured.get(job_id)),
                 )
             )
         return found
+
+    def _prediction(self, job: Job, measured: JobFacts | None) -> Prediction | None:
+        """Of a job that has outlived it: any moment now, which lets nobody pass in its name."""
+        if measured is None or measured.left_ms is None or not isinstance(job.state, Running):
+            return None
+        assert self.facts is not None
+        off_ms = measured.left_ms * PREDICTION_MARGIN_PCT // 100
+        ends_at = self.facts.taken_at + measured.left_ms
+        early, late = Instant(ends_at - off_ms), Instant(ends_at + off_ms)
+        return Prediction(max(self.now, early), max(self.now, late))
 
     def charge_of(self, job: Job) -> Charge:
         placement = placement_of(job.state)

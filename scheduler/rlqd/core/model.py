@@ -194,6 +194,8 @@ class Policy:
     outside_cpu_counts: bool = True
     mem_mib_reserve: int = 1024
     reserve_after_ms: int = 60_000
+    #: How long others may pass a job that only the throughput guard keeps waiting.
+    throughput_patience_ms: int = 1_800_000
     settle_ms: int = 10_000
     margin_pct: int = 10
     launch_retries: int = 3
@@ -292,6 +294,8 @@ class JobFacts:
     steps_milli_per_s: int | None = None
     #: It has reported something.
     reports: bool = False
+    #: How long it still runs, by its own progress and present speed; None: it does not tell.
+    left_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

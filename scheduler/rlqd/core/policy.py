@@ -3,8 +3,23 @@
 In rank order, each job that fits starts, and those behind a job that does not may go before it
 (backfill).  So that a big job is not passed by small ones for ever, the first blocked job that
 has waited long enough gets a reservation (EASY backfill; Lifka 1995): the earliest moment at
-which it will fit, from the ends that are known.  From then on a job behind it starts only if it
-is sure to end before that moment, or fits beside the reserved job as well.
+which it will fit, from the ends that are known or predicted.  From then on a job behind it starts
+only if it is sure to end before that moment, or fits beside the reserved job as well.
+
+    sure end of the candidate  <=  start of the reserved job
+
+Only the right side may be a prediction (Tsafrir, Etsion and Feitelson 2007, who split the time a
+job is predicted to end at from the time it is killed at).  The candidate's own end is its time
+limit, which is enforced: were it predicted, one that runs on would hold up the reserved job for
+as long as it likes, and the next one after it.  On the right side a wrong prediction costs a
+bounded wait.  Too early (the job runs on): fewer may pass, and nobody waits for them.  Too late
+(it ends at once): the reserved job waits for those let past meanwhile, each of which ends within
+its own limit, and from that moment nobody who would end later is let past.  So it is the early
+edge of the prediction that counts there, and the late edge that people are told.
+
+A job that only the throughput guard keeps waiting has room, and nothing is kept for it: others
+that do help may pass it.  But not for ever: once it has waited `throughput_patience_ms`, nothing
+more starts on one device until the guard lets it in there, on the empty device at the latest.
 
 What is booked for others (core/calendar.py) is no room: each job looks at the room without it,
 now and at the moment it is promised.
@@ -39,7 +54,7 @@ class Reservation:
     """What is kept for a blocked job.  `extra` is the room beside it once it runs."""
 
     job_id: JobId
-    #: None: the jobs it waits for have no known end.
+    #: About when; None: the jobs it waits for have no known end.
     starts_at: Instant | None
     placement: Placement
     #: `extra` as those who would run beside it see it.
@@ -47,6 +62,13 @@ class Reservation:
     policy: Policy
     #: What everybody has once it runs: its place in its user's and groups' limits is kept too.
     standing: Standing
+    #: Who is sure to end by then passes it; None: nobody.
+    shadow: Instant | None = None
+    #: The job whose end it waits for, and whether that end is predicted.
+    after: JobId | None = None
+    is_predicted: bool = False
+    #: Kept free of others altogether, until the guard lets the job in.
+    kept_free: frozenset[Device] = frozenset()
 
     @property
     def extra(self) -> Room:
@@ -56,7 +78,9 @@ class Reservation:
         """Whether starting this job now leaves the reserved job's start where it is."""
         if self.standing.exceeded(user, need):
             return False
-        if self._ends_in_time(ends_at):
+        if not self.kept_free.isdisjoint(placement.gpus or (None,)):
+            return False
+        if self.kept_free or self._ends_in_time(ends_at):
             return True
         extra = self.outlook.of(user, ends_at)
         return (
@@ -72,6 +96,8 @@ class Reservation:
         return room.only(gpu for gpu in room.gpus if self._has_room_on(gpu, need))
 
     def _has_room_on(self, id_: GpuId, need: Need) -> bool:
+        if self.kept_free:
+            return id_ not in self.kept_free
         gpu = self.extra.gpus[id_]
         return (
             gpu.mem_mib is not None
@@ -86,11 +112,11 @@ class Reservation:
     def take(self, started: Holding, need: Need) -> None:
         """It was admitted beside the reservation: its share of `extra` is gone."""
         self.standing.add(started.user, amounts_of(need))
-        if not self._ends_in_time(started.ends_at):
+        if not self.kept_free and not self._ends_in_time(started.ends_at):
             self.outlook.take(started)
 
     def _ends_in_time(self, ends_at: Instant | None) -> bool:
-        return self.starts_at is not None and ends_at is not None and ends_at <= self.starts_at
+        return self.shadow is not None and ends_at is not None and ends_at <= self.shadow
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +185,12 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
             walk.skip()
             result.blocked[spec] = Blocked(found)
             if only_throughput(found):
-                continue  # there is room: nothing needs to be kept for it
+                waits_ms = now - scene.waiting_since[job_id]
+                is_first = result.reservation is None and result.head is None
+                if is_first and waits_ms >= policy.throughput_patience_ms:
+                    kept_standing = standing.with_(spec.user, amounts_of(need))
+                    result.reservation = _keep_free(job_id, need, found, outlook, kept_standing)
+                continue
             if result.reservation is None and result.head is None:
                 if now - scene.waiting_since[job_id] >= policy.reserve_after_ms:
                     kept_standing = standing.with_(spec.user, amounts_of(need))
@@ -301,7 +332,12 @@ def reserve(
         found = place(need, ahead.of(spec.user, latest_end(ahead.at, spec)), policy)
         return found if isinstance(found, Placement) else None
 
-    def reservation(found: Placement, starts_at: Instant | None) -> Reservation:
+    def reservation(
+        found: Placement,
+        starts_at: Instant | None,
+        shadow: Instant | None,
+        after: Holding | None = None,
+    ) -> Reservation:
         ahead.at = now if starts_at is None else starts_at
         ahead.take(
             Holding(
@@ -315,34 +351,73 @@ def reserve(
                 ends_at=latest_end(ahead.at, spec) if starts_at is not None else None,
             )
         )
-        return Reservation(job_id, starts_at, found, ahead, policy, standing)
+        return Reservation(
+            job_id,
+            starts_at,
+            found,
+            ahead,
+            policy,
+            standing,
+            shadow=shadow,
+            after=None if after is None else after.job_id,
+            is_predicted=after is not None and after.expected_end != after.ends_at,
+        )
 
     if (found := fits()) is not None:
         # All it may wait for is a GPU's next reading.
-        return reservation(found, now)
+        return reservation(found, now, now)
     # Jobs without a known end come last, the oldest first: that order does not change as they
     # run, so the reservation stays on one device and is met when that device has emptied.
+    expected = {h.job_id: h.expected_end for h in outlook.holders}
     by_end = sorted(
-        outlook.holders, key=lambda h: (h.ends_at is None, h.ends_at or Instant(0), h.job_id)
+        outlook.holders,
+        key=lambda h: (expected[h.job_id] is None, expected[h.job_id] or 0, h.job_id),
     )
     ends = outlook.calendar.ends(now)
     for number, holding in enumerate(by_end):
-        while ends and (holding.ends_at is None or ends[0] < holding.ends_at):
+        end = expected[holding.job_id]
+        while ends and (end is None or ends[0] < end):
             ahead.at = ends.pop(0)
             if (found := fits()) is not None:
-                return reservation(found, ahead.at)
+                return reservation(found, ahead.at, ahead.at)
         ahead.release(holding)
-        if holding.ends_at is not None:
-            ahead.at = max(ahead.at, holding.ends_at)
+        if end is not None:
+            ahead.at = max(ahead.at, end)
         if (found := fits()) is not None:
             if holding.ends_at is None:
                 found = _keep_running(fits, ahead, by_end[:number]) or found
-            return reservation(found, holding.ends_at)
+            return reservation(found, end, holding.earliest_end, holding)
     for at in ends:
         ahead.at = at
         if (found := fits()) is not None:
-            return reservation(found, at)
+            return reservation(found, at, at)
     return None
+
+
+def _keep_free(
+    job_id: JobId, need: Need, no_room: NoRoom, outlook: Outlook, standing: Standing
+) -> Reservation:
+    """For a job that has room, and that others of other programs have passed for long enough.
+
+    The emptiest of its devices: what is kept free does not fill up, so that stays the emptiest,
+    and each job that leaves it brings it nearer to where the guard has nothing to say.
+
+    Args:
+        standing: with this job.
+    """
+    where = {
+        short.gpu
+        for alternative in no_room.alternatives
+        if all(short.resource == "throughput" for short in alternative)
+        for short in alternative
+    }
+    gpus = [outlook.room.gpus[gpu] for gpu in where if gpu is not None]
+    emptiest = min(gpus, key=lambda g: (g.jobs, g.facts.index), default=None)
+    kept: Device = None if emptiest is None else emptiest.facts.id
+    placement = Placement(gpus=() if kept is None else (kept,), cores=(), charge=need.charge)
+    return Reservation(
+        job_id, None, placement, outlook, outlook.policy, standing, kept_free=frozenset({kept})
+    )
 
 
 def _keep_running(

@@ -34,6 +34,15 @@ from rlqd.core.model import (
 JUST_LEFT = "a job has just left it; its memory is being read again"
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """When a job is expected to end, by its progress: never before, and about then.  Not a
+    bound: a job that says it has 10 s left may go on for hours, or fail now."""
+
+    early: Instant
+    late: Instant
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
     """A job that holds resources, and what it is charged for now."""
@@ -52,6 +61,23 @@ class Holding:
     is_paused: bool = False
     #: rlqd paused it, and why.
     backed_off: BackedOff | None = None
+    #: None: it tells no progress.
+    prediction: Prediction | None = None
+
+    @property
+    def expected_end(self) -> Instant | None:
+        """What people are told, and the order in which jobs are reckoned to leave."""
+        return _sooner(self.ends_at, None if self.prediction is None else self.prediction.late)
+
+    @property
+    def earliest_end(self) -> Instant | None:
+        """What is to have ended before this one ends must have ended by then."""
+        return _sooner(self.ends_at, None if self.prediction is None else self.prediction.early)
+
+
+def _sooner(sure: Instant | None, predicted: Instant | None) -> Instant | None:
+    known = [at for at in (sure, predicted) if at is not None]
+    return min(known, default=None)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -80,6 +80,8 @@ def explanation(
         jobs_ahead=core.jobs_ahead(job) if core.is_waiting(job) else 0,
         reserved=reservation is not None and reservation.job_id == job.id,
         starts_at=starts_at,
+        after=reservation.after if starts_at is not None and reservation else None,
+        predicted=starts_at is not None and reservation is not None and reservation.is_predicted,
     )
 
 
@@ -156,7 +158,7 @@ def _shortage(
             job=h.job_id,
             user=user_of(h.job_id),
             amount=amount,
-            ends_at=None if h.ends_at is None else now_unix + (h.ends_at - core.now) / 1000,
+            ends_at=None if (at := h.expected_end) is None else now_unix + (at - core.now) / 1000,
         )
         for h in holdings
         if (amount := _held(short, h)) > 0

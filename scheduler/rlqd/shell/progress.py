@@ -31,6 +31,8 @@ WINDOW_MAX = 512
 #: Names of metrics that one attempt may use, as `rlq.job` sends at once.
 METRICS_MAX = 32
 WARMING_UP = "warming_up"
+#: Ten years: what goes beyond says nothing.
+LEFT_MS_MAX = 10 * 366 * 86_400_000
 
 Phase = Literal["silent", "warming up", "training"]
 
@@ -105,11 +107,26 @@ class Tracker:
         (t0, step0), (t1, step1) = recent[0], recent[-1]
         return round(1000 * (step1 - step0) / (t1 - t0))
 
+    def eta_s(self) -> float | None:
+        """How long it still runs, as of its last report; None: it does not tell."""
+        rate = self.steps_per_s()
+        if not rate or self.total is None:
+            return None
+        return max(0.0, (self.total - self.step) / rate)
+
+    def left_ms(self, now_unix: float) -> int | None:
+        """The same as of now.  What it does while it warms up tells nothing of how long the rest
+        takes."""
+        eta_s = self.eta_s()
+        if eta_s is None or self.phase != "training":
+            return None
+        # A step so slow that nobody lives to see it: no prediction, and no overflow.
+        left_ms = 1000 * (eta_s - max(0.0, now_unix - self.reported_at))
+        return round(max(0.0, left_ms)) if left_ms < LEFT_MS_MAX else None
+
     def view(self) -> Progress:
         rate = self.steps_per_s()
-        eta_s = None
-        if rate and self.total is not None:
-            eta_s = max(0.0, (self.total - self.step) / rate)
+        eta_s = self.eta_s()
         return Progress(
             step=self.step,
             total=self.total,

@@ -446,6 +446,11 @@ class Pump:
             self.attempts.jobs_by_supervisor(),
             self.supervisor_of,
             self._training_rates(),
+            {
+                i: live.progress.left_ms(time.time())
+                for i, live in self.live.items()
+                if live.progress
+            },
         )
         if self.mps is not None:
             self.mps.look(self.sampler.gpus(), self._job_of)

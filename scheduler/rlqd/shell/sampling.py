@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from rlqd.core import model
@@ -153,11 +154,13 @@ def machine_facts(
     jobs_by_supervisor: Mapping[int, model.JobId],
     supervisor_of: Callable[[int], int | None],
     rates: Mapping[model.JobId, int | None],
+    left_ms: Mapping[model.JobId, int | None] = MappingProxyType({}),
 ) -> model.MachineFacts:
     """One picture out of both readings.
 
     Args:
         rates: training steps per 1000 s of the jobs that report.
+        left_ms: how long these still run, by their own progress.
         supervisor_of: the supervisor whose tree a process belongs to, or None.
     """
     shares = _gpu_shares(gpus, jobs_by_supervisor, supervisor_of)
@@ -173,6 +176,7 @@ def machine_facts(
             gpus=on_gpus,
             steps_milli_per_s=rates.get(job_id),
             reports=job_id in rates,
+            left_ms=left_ms.get(job_id),
         )
         jobs.append((job_id, facts))
     # Before the first reading of the GPUs nobody knows whether there are any.

@@ -100,10 +100,17 @@ class Attempt:
     is_over: bool = False
     #: When it ends at the latest, if nobody pauses it; None: nobody knows.
     ends_at: Instant | None = None
+    #: When it says it ends, which may be a lie.
+    told_end: Instant | None = None
     mem_mib_peak: int = 0
     gpu_mem_mib_peak: int | None = None
     #: When readings of it were taken while it ran, since the daemon's last start.
     read_at: list[Instant] = field(default_factory=list[Instant])
+
+    def promised_end(self) -> Instant | None:
+        """Others may have been let past until then; None: nobody."""
+        known = [at for at in (self.ends_at, self.told_end) if at is not None]
+        return min(known, default=None)
 
     def runs(self, now: Instant, *, on: bool) -> None:
         if self.runs_since is not None:
@@ -249,6 +256,7 @@ class Contract:
         if attempt is None or not attempt.running:
             return
         attempt.read_at.append(at)
+        attempt.told_end = None if facts.left_ms is None else Instant(at + facts.left_ms)
         attempt.mem_mib_peak = max(attempt.mem_mib_peak, facts.mem_mib)
         known = [s.mem_mib for _, s in facts.gpus if s.mem_mib is not None]
         if known:
@@ -673,7 +681,8 @@ class Contract:
         """Once the head is due, it runs when those that ran before it have gone.
 
         What is started later must have ended by then or leave room beside it.  A job that ends
-        early counts for as long as was announced: a backfilled job was promised that long.
+        early counts for as long as was announced, by its time limit or its own progress: a
+        backfilled job was promised that long.
         """
         if not self.calm or self.closed:
             return
@@ -705,7 +714,8 @@ class Contract:
                 self.head.before_it.add((a.job_id, a.number))
                 self.head.deadline = max(self.head.deadline, a.ends_at or now)
         if self.head.before_it:
-            self.head.deadline = max(self.head.deadline, now)
+            told = [a.promised_end() for a in self.alive.values() if a.told_end is not None]
+            self.head.deadline = max(self.head.deadline, now, *[at for at in told if at])
             if self.facts is not None and len(self.facts.gpus) > 1:
                 # Where it is to start may change for a GPU whose end is known by then.
                 ends = [a.ends_at for a in self.alive.values() if a.ends_at is not None]

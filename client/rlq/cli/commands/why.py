@@ -40,10 +40,21 @@ def command(app: App, job: int) -> None:
     if said.reserved:
         click.echo("it has the reservation: nothing that would delay it is started")
     if said.starts_at is not None:
-        click.echo(f"may start in {format_duration(said.starts_at - now)} or sooner")
+        click.echo(start_of(said, now))
     if said.shortages:
         click.echo()
         print_shortages(said, now)
+
+
+def start_of(said: Explanation, now: float) -> str:
+    assert said.starts_at is not None
+    span = format_duration(said.starts_at - now)
+    if said.after is None:
+        return f"may start in {span} or sooner"
+    at = clock(said.starts_at, now)
+    if said.predicted:
+        return f"starts about {at} (in {span}), when job {said.after} is expected to end"
+    return f"starts by {at} (in {span}), when job {said.after} ends at the latest"
 
 
 def print_shortages(said: Explanation, now: float) -> None:
