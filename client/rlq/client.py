@@ -158,6 +158,8 @@ class Client:
         grace: specs.Span | None = None,
         requeue: bool = False,
         held: bool = False,
+        after: Iterable[int] = (),
+        after_any: bool = False,
         hooks: bool = True,
         log: str | os.PathLike[str] | None = None,
         log_max: specs.Size | None = None,
@@ -174,6 +176,8 @@ class Client:
             gpu_mem, mem, log_max: "2G", or MiB.
             sm: "30%", or per cent of each GPU's multiprocessors.
             time_limit, grace: a timedelta, or text such as "2h30m" ("30" is minutes).
+            after: ids of jobs that must have completed before it starts; if one does not, it is
+                cancelled.  `after_any`: however they end.
             hooks: let its Python programs report by themselves (docs/reporting.md).
             like: charge and pack it like other jobs of this name (None: told by the command).
             check: refuse a program that is not there, rather than have it fail to start.
@@ -205,6 +209,8 @@ class Client:
             grace=grace,
             requeue=requeue,
             held=held,
+            after=after,
+            after_any=after_any,
             hooks=hooks,
             log=log,
             log_max=log_max,

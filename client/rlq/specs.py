@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -73,6 +73,8 @@ def make_spec(
     grace: Span | None = None,
     requeue: bool = False,
     held: bool = False,
+    after: Iterable[int] = (),
+    after_any: bool = False,
     hooks: bool = True,
     log: str | os.PathLike[str] | None = None,
     log_max: Size | None = None,
@@ -117,6 +119,8 @@ def make_spec(
         grace_ms=grace_ms,
         requeue=requeue,
         held=held,
+        after=tuple(dict.fromkeys(_whole("after", job, 1, 2**63 - 1) or 0 for job in after)),
+        after_any=after_any,
         hooks=hooks,
         env_given=tuple(variables),
         frameworks=installed,

@@ -10,6 +10,7 @@ from rlqd.core.machine import Scheduler
 from rlqd.core.model import (
     Accept,
     Action,
+    After,
     CancelRequested,
     Core,
     Event,
@@ -167,11 +168,31 @@ class Desk:
         self.now += after
         return self.tell(self.reading(facts))
 
-    def submit(self, *specs: JobSpec, after: int = 0, held: bool = False) -> list[int]:
+    def submit(
+        self,
+        *specs: JobSpec,
+        after: int = 0,
+        held: bool = False,
+        follow: Iterable[int] = (),
+        any_end: bool = False,
+    ) -> list[int]:
+        submission = self.submission(*specs, held=held, follow=follow, any_end=any_end)
+        self.tell(submission, after=after)
+        return [job_id for job_id, _ in submission.jobs]
+
+    def submission(
+        self,
+        *specs: JobSpec,
+        held: bool = False,
+        follow: Iterable[int] = (),
+        any_end: bool = False,
+    ) -> Submitted:
+        """`follow`: jobs that have to end first."""
         first = max(self.rows, default=0) + 1
         jobs = tuple((JobId(first + n), one) for n, one in enumerate(specs))
-        self.tell(Submitted(Instant(0), self._request(), jobs, held), after=after)
-        return [job_id for job_id, _ in jobs]
+        followed = tuple(JobId(i) for i in follow)
+        order = After(job_ids=followed, any_end=any_end) if followed else None
+        return Submitted(Instant(0), self._request(), jobs, held, order)
 
     def start(self, job_id: int, *, after: int = 0) -> list[Action]:
         """Its supervisor reports that it runs."""

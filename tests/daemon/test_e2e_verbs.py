@@ -61,6 +61,35 @@ def test_hold_release_pause_resume_requeue_wait_and_why(tmp_path: Path) -> None:
         assert (done.state, done.attempt) == (JobState.CANCELLED, 3)
 
 
+def test_a_job_follows_others_across_a_restart(tmp_path: Path) -> None:
+    with Rlqd(tmp_path) as d:
+        client = d.client()
+        first = client.submit(["true"], held=True)
+        second = int(d.rlq("submit", "-q", "--after", str(first), "--", "false").stdout)
+        third = int(d.rlq("submit", "-q", "--after", str(second), "--", "true").stdout)
+        last = int(d.rlq("submit", "-q", "--after-any", f"{second}-{third}", "--", "true").stdout)
+        assert f"waits until job {first} completes" in d.rlq("why", str(second)).stdout
+        assert client.get(last).after == (second, third)
+        d.kill9()
+        d.start()
+        client.release(first)
+        d.until_state(client, second, JobState.FAILED)
+        gone = d.until_state(client, third, JobState.CANCELLED)
+        assert gone.reason == f"job {second}, which it was to follow, ended as FAILED"
+        d.until_state(client, last, JobState.COMPLETED)
+
+        # What has ended already is not waited for, or waited for in vain.
+        at_once = client.submit(["true"], after=[first])
+        d.until_state(client, at_once, JobState.COMPLETED)
+        with pytest.raises(UsageError, match=f"job {second} has ended as FAILED"):
+            client.submit(["true"], after=[second])
+        d.until_state(
+            client, client.submit(["true"], after=[second], after_any=True), JobState.COMPLETED
+        )
+        with pytest.raises(NotFoundError, match="there is no job 99"):
+            client.submit(["true"], after=[99])
+
+
 def test_wait_passes_on_how_the_job_ended(tmp_path: Path) -> None:
     with Rlqd(tmp_path) as d:
         assert d.rlq("submit", "--wait", "--", "true").returncode == 0

@@ -44,6 +44,18 @@ MUTANTS = [
                 self._to(job, Pending(self.now))""",
     ),
     Mutant(
+        "a job starts though what it follows has failed",
+        "machine.py",
+        "if outcome is Outcome.COMPLETED or job.state.after.any_end:",
+        "if True:",
+    ),
+    Mutant(
+        "a follower starts with the first that ends",
+        "machine.py",
+        "left = tuple(i for i in job.state.after.job_ids if i != ended)",
+        "left = ()",
+    ),
+    Mutant(
         "a launch that fails is tried for ever",
         "machine.py",
         "if passing and failures <= self.policy.launch_retries:",

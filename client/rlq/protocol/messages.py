@@ -55,6 +55,10 @@ class JobSpec(Part, frozen=True, kw_only=True):
     requeue: bool = False
     #: Start in the queue, but held.
     held: bool = False
+    #: Jobs that must have completed before it starts.
+    after: tuple[int, ...] = ()
+    #: However they end: else it is cancelled when one of them does not complete.
+    after_any: bool = False
     #: Let its Python programs report by themselves (docs/reporting.md).
     hooks: bool = True
     #: Variables whose values the user gave with --env: rlqd overrides none of these.
@@ -119,6 +123,8 @@ class Job(Part, frozen=True, kw_only=True):
     #: Why it waits, or why it ended so: one sentence, "" when there is nothing to say.
     reason: str = ""
     held: bool = False
+    #: Jobs it waits for, of those it was submitted to follow.
+    after: tuple[int, ...] = ()
     priority: int = 0
     argv: tuple[str, ...] = ()
     cwd: str = ""

@@ -11,6 +11,7 @@ from itertools import pairwise
 from rlqd.core.charge import need_of
 from rlqd.core.machine import Scheduler, deadline_of, placement_of
 from rlqd.core.model import (
+    After,
     Booking,
     Finished,
     GpuId,
@@ -79,9 +80,14 @@ def _check_indices(scheduler: Scheduler) -> None:
             assert scheduler.jobs[job_id].spec == spec, job_id
         queued.update(ids)
     assert queue.size == len(queued) == sum(len(ids) for ids in queue.groups.values())
+    followed: set[tuple[JobId, JobId]] = set()
     for job in scheduler.jobs.values():
         where = (job.id in queued, job.id in scheduler._delayed, job.id in scheduler._active)
         match job.state:
+            case Pending(after=After(job_ids=job_ids)):
+                assert where == (False, False, False), (job, where)
+                assert job_ids, job
+                followed |= {(i, job.id) for i in job_ids}
             case Pending(held=True):
                 assert where == (False, False, False), (job, where)
             case Pending(not_before=at):
@@ -89,7 +95,9 @@ def _check_indices(scheduler: Scheduler) -> None:
                 assert where == (due, not due, False), (job, where)
             case _:
                 assert where == (False, False, True), (job, where)
+    assert followed == {(i, f) for i, fs in scheduler._followers.items() for f in fs}
     known = scheduler.jobs.keys()
+    assert scheduler._followers.keys() <= known, "it follows what has ended"
     assert queued | scheduler._delayed | scheduler._active <= known, "an index knows a lost job"
     assert scheduler.footprints.keys() <= scheduler._active, "a footprint without a job"
     users = Counter(job.spec.user for job in scheduler.jobs.values())

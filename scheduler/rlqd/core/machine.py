@@ -3,6 +3,7 @@
 The rules, on top:
 
     PENDING      --admitted-->          CONFIGURING   Launch
+    PENDING      --what it is to follow did not complete-->  CANCELLED
     CONFIGURING  --process started-->   RUNNING
     CONFIGURING  --launch failed-->     PENDING (a passing reason, a few times) or LAUNCH_FAILED
     CONFIGURING  --launch voided-->     PENDING       proved never to have run
@@ -37,6 +38,7 @@ from rlqd.core.model import (
     Accept,
     Action,
     AdmissionSet,
+    After,
     BackedOff,
     CalendarSet,
     CancelRequested,
@@ -161,6 +163,10 @@ class Scheduler:
     _delayed: set[JobId] = field(default_factory=set[JobId])
     #: Jobs that wait or run, by user.
     _submitted_by: Counter[int] = field(default_factory=Counter[int])
+    #: By job, those that wait for its end.
+    _followers: dict[JobId, set[JobId]] = field(default_factory=dict[JobId, set[JobId]])
+    #: What ended in this step, or was gone after a restart: their followers are to be told.
+    _ended: dict[JobId, Outcome] = field(default_factory=dict[JobId, Outcome])
     #: A GPU that a job has left admits nothing until it was read after this.  Kept for ever,
     #: one number per GPU: an older reading may still come late.
     _gpus_fresh_after: dict[GpuId, Instant] = field(default_factory=dict[GpuId, Instant])
@@ -186,6 +192,9 @@ class Scheduler:
         for job in rows:
             assert not isinstance(job.state, Finished), job
             scheduler._enter(replace(job, state=_on_this_clock(now, job, policy)))
+        # An end and what it means to followers are one commit, so this is a damaged row.
+        gone = scheduler._followers.keys() - scheduler.jobs.keys()
+        scheduler._ended = dict.fromkeys(sorted(gone), Outcome.NODE_FAIL)
         return scheduler
 
     def step(self, now: Instant, events: Iterable[Event] = ()) -> list[Action]:
@@ -199,6 +208,7 @@ class Scheduler:
             was_read |= isinstance(event, MachineSampled)
         self._expire()
         self._back_off(was_read=was_read)
+        self._tell_followers()
         self._start_what_fits()
         learned: list[Learned | LearnedPeak] = []
         learned += self.guard.take_changes()
@@ -357,9 +367,13 @@ class Scheduler:
         if no is not None:
             self._out.append(Refuse(event.request, no.message, no.hint, no.impossible))
             return
+        for followed in event.after.job_ids if event.after is not None else ():
+            if followed not in self.jobs:  # one whose row is damaged: nobody will tell of its end
+                self._ended.setdefault(followed, Outcome.NODE_FAIL)
         for job_id, spec in event.jobs:
             assert job_id not in self.jobs, job_id
-            job = Job(job_id, spec, attempt=0, state=Pending(self.now, held=event.held))
+            state = Pending(self.now, held=event.held, after=event.after)
+            job = Job(job_id, spec, attempt=0, state=state)
             self._enter(job)
             self._out.append(Persist(self.jobs[job_id]))
         self._out.append(Accept(event.request))
@@ -777,6 +791,24 @@ class Scheduler:
     def _paused_on(self, device: Device) -> list[tuple[JobId, BackedOff]]:
         return [(job.id, why) for job in self._on(device) if (why := _backed_off(job))]
 
+    def _tell_followers(self) -> None:
+        """A job that is cancelled here may have followers of its own: until all are told."""
+        for ended in (queue := [*self._ended]):
+            for job_id in sorted(self._followers.get(ended, ())):
+                job = self.jobs[job_id]
+                assert isinstance(job.state, Pending)
+                assert job.state.after is not None
+                outcome = self._ended[ended]
+                if outcome is Outcome.COMPLETED or job.state.after.any_end:
+                    left = tuple(i for i in job.state.after.job_ids if i != ended)
+                    after = replace(job.state.after, job_ids=left) if left else None
+                    self._to(job, replace(job.state, since=self.now, after=after))
+                else:
+                    reason = f"job {ended}, which it was to follow, ended as {outcome.value}"
+                    self._to(job, Finished(Outcome.CANCELLED, Exit(), reason))
+                    queue.append(job_id)
+        self._ended.clear()
+
     # ---- admission -----------------------------------------------------------------
 
     def _start_what_fits(self) -> None:
@@ -856,7 +888,9 @@ class Scheduler:
         after = replace(job, state=state)
         if released is not None and placement_of(state) is None:
             self._released(before, released)
-        if not isinstance(state, Finished):
+        if isinstance(state, Finished):
+            self._ended[job.id] = state.outcome
+        else:
             self._enter(after)
         self._out.append(Persist(after))
 
@@ -876,6 +910,9 @@ class Scheduler:
         self.jobs[job.id] = job
         self._submitted_by[job.spec.user] += 1
         match job.state:
+            case Pending(after=After(job_ids=job_ids)):
+                for followed in job_ids:
+                    self._followers.setdefault(followed, set()).add(job.id)
             case Pending(held=True):
                 pass
             case Pending(not_before=at) if at > self.now:
@@ -894,8 +931,14 @@ class Scheduler:
         self._submitted_by[job.spec.user] -= 1
         self._active.discard(job.id)
         self._delayed.discard(job.id)
-        if isinstance(job.state, Pending) and self._queue.contains(job.spec, job.id):
-            self._queue.remove(job.spec, job.id)
+        if isinstance(job.state, Pending):
+            if self._queue.contains(job.spec, job.id):
+                self._queue.remove(job.spec, job.id)
+            for followed in job.state.after.job_ids if job.state.after is not None else ():
+                followers = self._followers[followed]
+                followers.remove(job.id)
+                if not followers:
+                    del self._followers[followed]
         if len(self._specs) > 2 * len(self.jobs) + SPECS_SPARE:
             self._specs = {job.spec: job.spec for job in self.jobs.values()}
 

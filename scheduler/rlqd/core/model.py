@@ -95,6 +95,15 @@ class Exit:
 # A state holds exactly the data that is valid in it: no `pid` on a queued job.
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """Jobs that have to end first (Slurm's afterok; with `any_end` its afterany)."""
+
+    job_ids: tuple[JobId, ...]
+    #: However they end; else they have to complete, and if one does not, this job never starts.
+    any_end: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     since: Instant
@@ -102,6 +111,8 @@ class Pending:
     #: Not before this: a launch that failed for a passing reason is tried again a little later.
     not_before: Instant = Instant(0)
     launch_failures: int = 0
+    #: What of it has not ended yet; None: nothing.
+    after: After | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +378,8 @@ class Submitted:
     request: int
     jobs: tuple[tuple[JobId, JobSpec], ...]
     held: bool = False
+    #: For all of them.  The shell leaves out what it knows to have ended.
+    after: After | None = None
 
 
 @dataclass(frozen=True, slots=True)

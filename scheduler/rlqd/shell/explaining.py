@@ -20,6 +20,8 @@ def waiting_reason(core: Scheduler, plan: Plan | None, job: model.Job, now_unix:
     assert isinstance(state, model.Pending)
     if state.held:
         return "held; `rlq release` lets it start"
+    if state.after is not None:
+        return _after_words(state.after)
     if not core.is_waiting(job):
         left_s = max(0, state.not_before - core.now) / 1000
         return f"its launch failed; the next try is in {format_duration(left_s)}"
@@ -83,6 +85,16 @@ def explanation(
         after=reservation.after if starts_at is not None and reservation else None,
         predicted=starts_at is not None and reservation is not None and reservation.is_predicted,
     )
+
+
+def _after_words(after: model.After) -> str:
+    """ "waits until job 12 completes"; "waits until jobs 12, 13, 14 and 7 more end"."""
+    shown = ", ".join(str(i) for i in after.job_ids[:3])
+    more = len(after.job_ids) - 3
+    jobs = f"job {shown}" if len(after.job_ids) == 1 else f"jobs {shown}"
+    jobs += f" and {more} more" if more > 0 else ""
+    verb = "end" if after.any_end else "complete"
+    return f"waits until {jobs} {verb}{'s' if len(after.job_ids) == 1 else ''}"
 
 
 def _short_words(core: Scheduler, short: placement.Shortage) -> str:

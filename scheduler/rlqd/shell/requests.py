@@ -153,11 +153,33 @@ class Desk:
         pairs = tuple(
             (job_id, rows.core_spec(spec, uid, self.config)) for spec, job_id in change.incoming
         )
+        after = self._after(request.jobs[0])
         is_held = request.jobs[0].held
-        change.events.append(model.Submitted(now, change.number, pairs, is_held))
+        change.events.append(model.Submitted(now, change.number, pairs, is_held, after))
         problem = self.views.core.facts.gpus_problem if self.views.core.facts else ""
         if problem and any(spec.resources.gpus != 0 for spec in request.jobs):
             change.warnings.append(f"the GPUs cannot be read now, so the job waits: {problem}")
+
+    def _after(self, spec: wire.JobSpec) -> model.After | None:
+        """What it has to wait for, of the jobs it is to follow.
+
+        Raises:
+            RlqError: there is no such job, or one has ended otherwise than it should.
+        """
+        found = self.store.brief(spec.after)
+        left: list[model.JobId] = []
+        for job_id in spec.after:
+            if job_id not in found:
+                raise no_job(job_id)
+            state = found[job_id].state
+            if not state.is_final:
+                left.append(model.JobId(job_id))
+            elif state is not JobState.COMPLETED and not spec.after_any:
+                raise UsageError(
+                    f"job {job_id} has ended as {state}, so a job after it would never start",
+                    hint=f"--after-any {job_id} asks for its end alone",
+                )
+        return model.After(job_ids=tuple(left), any_end=spec.after_any) if left else None
 
     def _verb(self, change: Change, request: ChangeRequest, now: model.Instant) -> None:
         assert not isinstance(request, wire.Submit)
@@ -306,7 +328,7 @@ class Desk:
     def row(self, job_id: int) -> Row:
         found = self.store.get([job_id])
         if job_id not in found:
-            raise NotFoundError(f"there is no job {job_id}", hint="`rlq history` lists them all")
+            raise no_job(job_id)
         return found[job_id]
 
 
@@ -324,6 +346,10 @@ def finished_job(row: Row, desk: Desk) -> model.Job:
             f"job {row.id} cannot be queued again: {DAMAGED}", hint="submit it anew"
         ) from error
     return model.Job(model.JobId(row.id), spec, row.attempt, state)
+
+
+def no_job(job_id: int) -> NotFoundError:
+    return NotFoundError(f"there is no job {job_id}", hint="`rlq history` lists them all")
 
 
 def missing_ids(selection: wire.Selection, found: Container[int]) -> tuple[int, ...]:

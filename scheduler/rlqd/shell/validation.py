@@ -21,6 +21,7 @@ STRINGS_BYTES_MAX = 2 * 1024 * 1024
 NAME_CHARS_MAX = 200
 PATH_BYTES_MAX = 4096
 RANGES_MAX = 10_000
+AFTER_MAX = 10_000
 _YEAR_MS = 366 * 86_400_000
 
 
@@ -34,6 +35,8 @@ def check_submission(submit: Submit) -> None:
     _check_env(submit.env)
     if len({spec.held for spec in submit.jobs}) > 1:
         raise UsageError("all jobs of one submission are held, or none", hint="submit twice")
+    if len({(spec.after, spec.after_any) for spec in submit.jobs}) > 1:
+        raise UsageError("all jobs of one submission follow the same jobs", hint="submit twice")
     for spec in submit.jobs:
         _check_job(spec)
 
@@ -83,6 +86,10 @@ def _check_job(spec: JobSpec) -> None:
             "the name that a job is like is printable and has at most 200 characters",
             hint="--like big-sac",
         )
+    if len(spec.after) > AFTER_MAX or len(set(spec.after)) < len(spec.after):
+        raise UsageError(f"a job follows at most {AFTER_MAX} jobs, each named once")
+    for job_id in spec.after:
+        _check_range("the id of a job to follow", job_id, 1, 2**63 - 1)
     _check_range("umask", spec.umask, 0, 0o777)
     _check_range("priority", spec.priority, -1000, 1000)
     _check_range("the grace period", spec.grace_ms, 0, 86_400_000)

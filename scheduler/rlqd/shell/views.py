@@ -98,8 +98,10 @@ class Views:
         reason = row.reason
         placement, usage, progress = detail.placement, detail.usage, detail.progress
         pid = None
+        after: tuple[int, ...] = ()
         if known is not None:
             if isinstance(known.state, model.Pending):
+                after = () if known.state.after is None else known.state.after.job_ids
                 reason = explaining.waiting_reason(self.core, self.plan(), known, time.time())
             elif isinstance(known.state, model.Completing):
                 reason = _stopping(self.core.now, known.state)
@@ -121,6 +123,7 @@ class Views:
             state=row.state,
             reason=reason,
             held=row.held,
+            after=after,
             priority=row.priority,
             argv=("<hidden>",) if is_hidden else spec.argv,
             cwd="" if is_hidden else spec.cwd,

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlqd.core.model import (
     Accept,
     Action,
     AdmissionSet,
+    After,
     Booking,
     CalendarSet,
     CancelRequested,
@@ -41,6 +42,7 @@ from rlqd.core.model import (
     Limits,
     MachineFacts,
     MachineSampled,
+    Outcome,
     PauseRequested,
     Pending,
     Persist,
@@ -156,6 +158,9 @@ class Contract:
     specs: dict[JobId, JobSpec] = field(default_factory=dict[JobId, JobSpec])
     waiting_since: dict[JobId, Instant] = field(default_factory=dict[JobId, Instant])
     held: set[JobId] = field(default_factory=set[JobId])
+    #: What each has yet to see the end of, and those that saw a wrong one.
+    follows: dict[JobId, After] = field(default_factory=dict[JobId, After])
+    doomed: set[JobId] = field(default_factory=set[JobId])
     paused: set[JobId] = field(default_factory=set[JobId])
     cancelled: set[JobId] = field(default_factory=set[JobId])
     hurried: set[JobId] = field(default_factory=set[JobId])
@@ -287,13 +292,18 @@ class Contract:
 
     def _accepted(self, event: Event) -> None:
         match event:
-            case Submitted(jobs=jobs, held=held):
+            case Submitted(jobs=jobs, held=held, after=after):
                 for job_id, spec in jobs:
                     demand(job_id not in self.specs, f"one id for two jobs: {job_id}")
                     self.specs[job_id] = spec
                     self.waiting_since[job_id] = event.now
                     if held:
                         self.held.add(job_id)
+                    if after is not None:
+                        self.follows[job_id] = after
+                        for one in after.job_ids:
+                            if (end := self.final.get(one)) is not None:
+                                self._followed_ended(one, end.outcome)
             case CancelRequested(job_id=job_id, at_once=at_once):
                 self.cancelled.add(job_id)
                 if at_once:
@@ -315,6 +325,7 @@ class Contract:
                 self.again.add(job_id)
                 # Of a finished job: it lives again.
                 if self.final.pop(job_id, None) is not None:
+                    self.doomed.discard(job_id)
                     self.cancelled.discard(job_id)
                     self.hurried.discard(job_id)
             case _:
@@ -403,6 +414,10 @@ class Contract:
             case Finished():
                 demand(job.id not in self.alive, f"ended with a live process: {job.id}")
                 self.final[job.id] = job.state
+                if job.id in self.doomed:
+                    demand(job.state.outcome is Outcome.CANCELLED, f"followed in vain: {job.id}")
+                self.follows.pop(job.id, None)
+                self._followed_ended(job.id, job.state.outcome)
                 self.waiting_since.pop(job.id, None)
                 self.held.discard(job.id)
                 self.paused.discard(job.id)
@@ -464,6 +479,17 @@ class Contract:
             return True
         return False
 
+    def _followed_ended(self, ended: JobId, outcome: Outcome) -> None:
+        for job_id, after in [*self.follows.items()]:
+            if ended not in after.job_ids:
+                continue
+            if outcome is not Outcome.COMPLETED and not after.any_end:
+                self.doomed.add(job_id)
+            elif left := tuple(i for i in after.job_ids if i != ended):
+                self.follows[job_id] = replace(after, job_ids=left)
+            else:
+                del self.follows[job_id]
+
     # ---- launches: an independent measure of room ----------------------------------
 
     def _launched(
@@ -474,6 +500,8 @@ class Contract:
         demand(job_id not in self.cancelled, f"launched after its cancel: {job_id}")
         demand(job_id not in self.final, f"launched after its end: {job_id}")
         demand(job_id not in self.held, f"launched while held: {job_id}")
+        demand(job_id not in self.follows, f"launched before what it follows ended: {job_id}")
+        demand(job_id not in self.doomed, f"launched though what it follows failed: {job_id}")
         demand(not self.closed, f"launched while nothing new may start: {job_id}")
         twice = job_id in self.done and job_id not in self.again
         demand(not twice, f"ran to its end, and is run again: {job_id}")
@@ -686,11 +714,8 @@ class Contract:
         """
         if not self.calm or self.closed:
             return
-        ranked = (
-            (-self.specs[j].priority, j)
-            for j in self.waiting_since
-            if j not in self.held and not self._is_at_limit(j)
-        )
+        waiting = self.waiting_since.keys() - self.held - self.follows.keys()
+        ranked = ((-self.specs[j].priority, j) for j in waiting if not self._is_at_limit(j))
         best = min(ranked, default=None)
         if best is None:
             self.head = None

@@ -24,6 +24,7 @@ from rlqd.core.machine import Scheduler
 from rlqd.core.model import (
     Action,
     AdmissionSet,
+    After,
     CancelRequested,
     Core,
     Event,
@@ -170,6 +171,7 @@ class World:
     now: int = 0
 
     rng: random.Random = field(init=False)
+    rng_after: random.Random = field(init=False)
     is_calm: bool = field(init=False)
     #: Jobs report their steps/s, and the guard backs off.
     trains: bool = field(init=False)
@@ -205,6 +207,7 @@ class World:
 
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
+        self.rng_after = random.Random(f"after {self.seed}")
         self.is_calm = self.seed % 4 == 0
         self.trains = self.seed % 4 == 3
         self.faults = Faults.draw(rng)
@@ -381,7 +384,8 @@ class World:
             # Ids are given on arrival, ascending.
             jobs = tuple((JobId(next(self._ids)), spec) for _, spec in event.jobs)
             held = event.held and not self.is_over
-            return [replace(event, now=now, jobs=jobs, held=held)]
+            after = None if event.after is None else self._after(event.after)
+            return [replace(event, now=now, jobs=jobs, held=held, after=after)]
         row = self.rows.get(event.job_id)
         if row is None or self.is_over:  # when it is over, users only help
             return []
@@ -389,6 +393,13 @@ class World:
             finished = row if isinstance(row.state, Finished) else None
             return [replace(event, now=now, finished=finished)]
         return [replace(event, now=now)]
+
+    def _after(self, asked: After) -> After | None:
+        """Jobs there are, but for those that have ended, as the shell leaves them out."""
+        number = min(len(self.rows), self.rng_after.randint(1, 3))
+        chosen = self.rng_after.sample(sorted(self.rows), number)
+        live = [i for i in chosen if not isinstance(self.rows[i].state, Finished)]
+        return replace(asked, job_ids=tuple(live)) if live else None
 
     # ---- what the shell does -------------------------------------------------------
 
@@ -795,7 +806,10 @@ class World:
             at = self._ms(0, FAULTY_MS // 2)
             jobs = tuple((JobId(0), spec) for _ in range(size))
             held = not self.is_calm and self.rng.random() < 0.1
-            event = Submitted(Instant(0), next(self._requests), jobs, held)
+            after = None
+            if not self.is_calm and self.rng_after.random() < 0.15:
+                after = After(job_ids=(), any_end=self.rng_after.random() < 0.5)
+            event = Submitted(Instant(0), next(self._requests), jobs, held, after)
             self._push(at, Request(event))
 
     def _small_or_big(self) -> JobSpec:

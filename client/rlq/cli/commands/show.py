@@ -14,6 +14,7 @@ from rlq.cli.output import clean, plain, print_fields, print_json
 from rlq.cli.selections import id_argument
 from rlq.cli.tables import (
     WARMING_UP,
+    compress,
     cores_words,
     device,
     done_pct,
@@ -81,6 +82,7 @@ def print_job(job: Job, now: float, *, reveal: bool) -> None:
             ("attempt", str(job.attempt) if job.attempt > 1 else ""),
             ("priority", str(job.priority) if job.priority else ""),
             ("asked for", asked_for(job)),
+            ("waits for", compress(job.after)),
             ("device", device(job.placement) if job.placement else ""),
             ("cores", cores_words(job.placement) if job.placement else ""),
             ("signature", clean(job.signature)),

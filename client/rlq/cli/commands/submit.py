@@ -19,6 +19,7 @@ from rlq.protocol.messages import Submit, Submitted
 from rlq.specs import CORES_MAX, GPUS_MAX, PRIORITY_MAX, check_variable
 
 ARRAY_TASKS_MAX = 100_000
+AFTER_MAX = 10_000
 
 
 class SubmitCommand(click.Command):
@@ -79,6 +80,15 @@ def parse_array(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for low, high in ranges for i in range(low, high + 1)))
 
 
+def parse_followed(text: str) -> tuple[int, ...]:
+    ranges = units.parse_ranges(text)
+    if any(low == 0 for low, _ in ranges):
+        raise UsageError("there is no job 0", hint="ids start at 1")
+    if sum(high - low + 1 for low, high in ranges) > AFTER_MAX:
+        raise UsageError(f"a job follows at most {AFTER_MAX} jobs", hint="--after 12,15-17")
+    return tuple(dict.fromkeys(i for low, high in ranges for i in range(low, high + 1)))
+
+
 SIZE = Parsed("size", units.parse_mib)
 DURATION = Parsed("duration", units.parse_duration_ms)
 
@@ -133,6 +143,18 @@ QUEUE_OPTIONS = (
     ),
     click.option("--requeue", is_flag=True, help="Queue it again if the machine reboots."),
     click.option("--hold", is_flag=True, help="Do not start it before `rlq release`."),
+    click.option(
+        "--after",
+        metavar="IDS",
+        type=Parsed("ids", parse_followed),
+        help="Start it once these jobs have completed: 12, 3-9.",
+    ),
+    click.option(
+        "--after-any",
+        metavar="IDS",
+        type=Parsed("ids", parse_followed),
+        help="Start it once these jobs have ended, however they end.",
+    ),
     click.option("--wait", is_flag=True, help="Wait for it; exit as `rlq wait` does."),
     click.option("-q", "--quiet", is_flag=True, help="Print the id and nothing else."),
 )
@@ -275,12 +297,22 @@ def make_spec(
         grace=span(options["grace"]),
         requeue=options["requeue"],
         held=options["hold"],
+        after=after_of(options),
+        after_any=options["after_any"] is not None,
         hooks=not options.get("no_hooks"),
         log=options["log"],
         log_max=options["log_max"],
         like=options["like"],
         remote=remote,
     )
+
+
+def after_of(options: dict[str, Any]) -> tuple[int, ...]:
+    """Raises UsageError: both ways to follow."""
+    completed, ended = options["after"], options["after_any"]
+    if completed is not None and ended is not None:
+        raise UsageError("--after and --after-any exclude each other", hint="give one of them")
+    return completed or ended or ()
 
 
 def progress_variables(
