@@ -133,6 +133,15 @@ def test_a_paused_job_goes_on_when_another_leaves() -> None:
     assert "Freeze" in lab.effects()
 
 
+def test_nobody_is_paused_while_one_leaves_anyway() -> None:
+    lab = Lab(guard=GuardPolicy(observe_ms=5_000))
+    first, *rest = lab.crowded(sac(grace_ms=3_600_000), sac(), sac())
+    lab.cancel(first)
+    lab.core.guard.policy = Lab().guard
+    lab.watch(30)
+    assert lab.at_work() == rest
+
+
 def test_a_paused_job_goes_on_when_a_user_pauses_another() -> None:
     lab = Lab()
     first, second, third = lab.crowded(sac(), sac(), sac())

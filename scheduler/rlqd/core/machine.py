@@ -763,6 +763,8 @@ class Scheduler:
         at_work = self._at_work_on(device)
         if any(job.spec.unguarded for job in at_work):
             return None  # somebody measures
+        if any(isinstance(job.state, Completing) for job in at_work):
+            return None  # one leaves anyway
         found = backoff.next_to_pause(
             (
                 backoff.Candidate(
