@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help run test lint bench format clean
+.PHONY: help run test test-system lint bench format clean
 help:
 	@echo "make run    install into $(VENV), run four real SAC trainings through a private queue"
 	@echo "make test   install, run all tests"
+	@echo "make test-system  as root: run those of the service in a booted systemd, thrown away after"
 	@echo "make lint   install, check style, types and import rules"
 	@echo "make bench  install, measure rlq on this machine (minutes)"
 
@@ -25,6 +26,9 @@ run: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+test-system: $(STAMP)
+	$(BIN)/python -m tests.system -q
 
 lint: $(STAMP)
 	$(BIN)/ruff check

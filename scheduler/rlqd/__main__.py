@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -22,7 +23,11 @@ log = logging.getLogger("rlqd")
 SERVER_KEY_NAME = "server.key"
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="[COMMAND]",
+)
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
@@ -48,7 +53,9 @@ SERVER_KEY_NAME = "server.key"
     help="Write one line to this descriptor when ready, or the error.",
 )
 @click.version_option(VERSION, prog_name="rlqd")
+@click.pass_context
 def main(
+    context: click.Context,
     state_dir: Path | None,
     socket: Path | None,
     config_path: Path | None,
@@ -58,13 +65,18 @@ def main(
 ) -> None:
     """The daemon of rlq, the job queue for a shared lab workstation.
 
-    Usually started by systemd (`systemd/rlqd.service`) or by the first `rlq` command.
-    SIGTERM stops it; running jobs run on and are found again.  SIGHUP reads the
-    configuration again.
+    Without a COMMAND it runs the daemon, in the foreground.  Usually systemd does that
+    (`rlqd install`), or the first `rlq` command.  SIGTERM stops it; running jobs run on and
+    are found again.  SIGHUP reads the configuration again.
 
     Exit codes: 0 stopped as asked, 2 wrong usage or configuration, 7 the state folder cannot
     be used (another daemon, disk full), 70 a bug.
     """
+    if context.invoked_subcommand is not None:
+        if given := [name for name, value in context.params.items() if value]:
+            option = f"--{given[0].replace('_path', '').replace('_', '-')}"
+            raise click.UsageError(f"{option} is for the daemon, not for a command of rlqd's")
+        return
     if print_config:
         click.echo(configuration.describe(), nl=False)
         return
@@ -76,10 +88,53 @@ def main(
             return
         _serve(config, path, state_dir, socket, ready_fd)
     except RlqError as error:
-        hint = f"\nhint: {error.hint}" if error.hint else ""
-        _tell(ready_fd, f"{error.message}{hint}")
-        click.echo(f"rlqd: error: {error.message}{hint}", err=True)
-        sys.exit(error.exit_code)
+        _tell(ready_fd, _words(error))
+        _fail(error)
+
+
+def _words(error: RlqError) -> str:
+    return error.message + (f"\nhint: {error.hint}" if error.hint else "")
+
+
+def _fail(error: RlqError) -> NoReturn:
+    click.echo(f"rlqd: error: {_words(error)}", err=True)
+    sys.exit(error.exit_code)
+
+
+@main.command("install")
+@click.option("--user", is_flag=True, help="For yourself alone, without root.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and why it cannot be.")
+def install(user: bool, dry_run: bool) -> None:
+    """Have systemd run this rlqd, from now on and at each boot.
+
+    Writes the unit file, enables and starts it, and waits until the daemon answers. Run it again
+    after an upgrade: it restarts the daemon, and running jobs run on. A unit that you have
+    edited, and `systemctl edit rlqd`, are kept.
+    """
+    from rlqd.setup import verbs
+
+    try:
+        verbs.install(user=user, dry_run=dry_run)
+    except RlqError as error:
+        _fail(error)
+
+
+@main.command("uninstall")
+@click.option("--user", is_flag=True, help="The daemon that is yours alone.")
+@click.option("--purge", is_flag=True, help="Remove the queue, its history and its logs too.")
+@click.option("--force", is_flag=True, help="Though jobs run: they run on.")
+def uninstall(user: bool, purge: bool, force: bool) -> None:
+    """Take back what install did: stop the daemon, and remove the unit file.
+
+    Refuses while jobs run. Keeps the state and the configuration, and a unit that you have
+    edited.
+    """
+    from rlqd.setup import verbs
+
+    try:
+        verbs.uninstall(user=user, purge=purge, force=force)
+    except RlqError as error:
+        _fail(error)
 
 
 def _serve(

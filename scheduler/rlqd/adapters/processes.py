@@ -380,12 +380,7 @@ class Processes:
 
     def attempts(self) -> list[tuple[int, int]]:
         """(job, attempt) of every attempt folder there is."""
-        found: list[tuple[int, int]] = []
-        for name in os.listdir(self._run_dir):
-            job, _, attempt = name.partition(".")
-            if job.isdigit() and attempt.isdigit():
-                found.append((int(job), int(attempt)))
-        return sorted(found)
+        return _attempts(self._run_dir)
 
     def discard(self, job: int, attempt: int) -> None:
         """Forget an attempt whose end is committed."""
@@ -560,21 +555,7 @@ class Processes:
         )
 
     def _is_locked(self, key: tuple[int, int]) -> bool:
-        path = self.folder(*key) / "lock"
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # which NFS wants of a lock
-        except OSError as error:
-            if error.errno != errno.EROFS:
-                raise
-            # A failing disk has turned read-only under a job that must be found to be stopped.
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        return _is_held(self.folder(*key) / "lock")
 
     # ---- ends ----------------------------------------------------------------------
 
@@ -639,6 +620,45 @@ class Processes:
             message=message,
             passing=passing,
         )
+
+
+def running_attempts(run_dir: Path) -> list[tuple[int, int]]:
+    """(job, attempt) of each that runs now.  Only while no daemon runs, which may be launching:
+    a supervisor that finds its lock taken gives up."""
+    found: list[tuple[int, int]] = []
+    with contextlib.suppress(FileNotFoundError):
+        for job, attempt in _attempts(run_dir):
+            with contextlib.suppress(FileNotFoundError):  # it never came to take its lock
+                if _is_held(run_dir / f"{job}.{attempt}" / "lock"):
+                    found.append((job, attempt))
+    return found
+
+
+def _attempts(run_dir: Path) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for name in os.listdir(run_dir):
+        job, _, attempt = name.partition(".")
+        if job.isdigit() and attempt.isdigit():
+            found.append((int(job), int(attempt)))
+    return sorted(found)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a supervisor lives that has taken this lock."""
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)  # which NFS wants of a lock
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        # A failing disk has turned read-only under a job that must be found to be stopped.
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _read_object(path: Path) -> dict[str, Any]:
