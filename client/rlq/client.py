@@ -367,6 +367,20 @@ class Client:
         """Drop what was learned of a program (the daemon's own user, or root)."""
         return self._ask(m.Forget(signature=signature), m.Ok).message
 
+    def audit(self, job: int | None = None, *, limit: int = 50) -> m.Acts:
+        """What administrators did, the latest first: to one's own jobs; to administrators, all.
+
+        `limit` 0: no limit.
+        """
+        page = self._ask(m.Audit(job=job, limit=limit), m.Acts)
+        found = page.acts
+        while page.more and page.acts and (not limit or len(found) < limit):
+            left = limit - len(found) if limit else 0
+            asked = m.Audit(job=job, limit=left, before=page.acts[-1].number)
+            page = self._ask(asked, m.Acts)
+            found += page.acts
+        return m.Acts(acts=found, more=page.more)
+
     def status(self) -> m.DaemonStatus:
         return self._ask(m.Status(), m.DaemonStatus)
 

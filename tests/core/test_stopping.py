@@ -7,6 +7,7 @@ from dataclasses import replace
 from tests.core.machines import EXACT, Desk, spec
 
 from rlqd.core.model import (
+    CancelRequested,
     Completing,
     Exit,
     Finished,
@@ -64,6 +65,37 @@ def test_a_time_limit_counts_from_the_start_of_the_process() -> None:
     assert desk.state(job) == Finished(
         Outcome.TIMEOUT, desk.exit_of(job), "reached its time limit"
     )
+
+
+def test_who_cancelled_it_is_in_the_reason_unless_it_was_its_user() -> None:
+    desk = Desk()
+    waits, runs, starts, own = desk.submit(*[spec(cores=4)] * 2, spec(cores=8), spec())
+    desk.start(waits)
+    by_root = [CancelRequested(Instant(0), n, JobId(n), by="root") for n in (waits, starts, runs)]
+    desk.tell(*by_root)
+    desk.tell(CancelRequested(Instant(0), 9, JobId(own)))
+    reasons = {}
+    for job in (waits, runs):
+        desk.exit(job)
+    for job in (waits, runs, starts, own):
+        state = desk.state(job)
+        assert isinstance(state, Finished)
+        reasons[job] = state.reason
+    assert reasons == {
+        waits: "cancelled by root",
+        runs: "cancelled by root",
+        starts: "cancelled by root before it started",
+        own: "cancelled before it started",
+    }
+
+
+def test_the_first_to_cancel_it_is_named() -> None:
+    desk = Desk()
+    (job,) = desk.run(spec(grace=60_000))
+    desk.tell(CancelRequested(Instant(0), 1, JobId(job)))
+    desk.tell(CancelRequested(Instant(0), 2, JobId(job), at_once=True, by="root"))
+    desk.exit(job)
+    assert desk.state(job) == Finished(Outcome.CANCELLED, desk.exit_of(job), "cancelled")
 
 
 def test_cancel_at_once_skips_the_rest_of_the_grace() -> None:

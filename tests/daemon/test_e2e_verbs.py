@@ -289,6 +289,17 @@ def test_a_job_runs_as_whoever_submitted_it_and_is_theirs_alone(
         d.until_state(root, mine, JobState.CANCELLED)
         d.until_state(root, other, JobState.RUNNING)
 
+        # Others' jobs are not theirs, by any name; and what root does to them is on record.
+        assert nobody("cancel", "--all-users", "--yes").returncode == 5
+        assert nobody("cancel", "--user", "root", "--yes").returncode == 5
+        root.cancel(other, now=True)
+        ended = d.until_state(root, other, JobState.CANCELLED)
+        assert ended.reason == "cancelled by root"
+        assert "cancelled by root (uid 0) at" in nobody("show", str(other)).stdout
+        [act] = json.loads(nobody("audit", "--json").stdout)["acts"]
+        assert (act["user"], act["verb"], act["job"]) == ("root", "cancel", other)
+        assert f"root (uid 0): cancel job {other} of {NOBODY} (at once)" in d.log()
+
 
 @as_root
 def test_without_a_log_path_a_users_log_can_still_be_written(
@@ -363,8 +374,16 @@ def test_members_of_the_admin_group_act_on_everybodys_jobs(
         refused = admin("show", "--env", str(job))
         assert refused.returncode == 5
         assert "roots-secret" not in refused.stdout + refused.stderr
-        assert admin("cancel", "--now", str(job)).returncode == 0
+        assert admin("cancel", "--now", "--user", "root", "--yes").returncode == 0
         d.until_state(root, job, JobState.CANCELLED)
+        d.kill9()
+        d.start()
+        acts = reversed(d.client().audit().acts)
+        assert [(act.user, act.verb, act.job, act.detail) for act in acts] == [
+            (NOBODY, "drain", None, ""),
+            (NOBODY, "drain", None, "off"),
+            (NOBODY, "cancel", job, "at once"),
+        ]
 
 
 def test_changes_name_each_job(tmp_path: Path) -> None:

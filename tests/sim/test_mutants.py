@@ -182,12 +182,6 @@ MUTANTS = [
         "pass",
     ),
     Mutant(
-        "the GPU memory of a job on several GPUs counts once",
-        "limits.py",
-        "return (1, need.gpus, need.gpus * charge.gpu_mem_mib, charge.cores)",
-        "return (1, need.gpus, charge.gpu_mem_mib if need.gpus else 0, charge.cores)",
-    ),
-    Mutant(
         "more jobs wait than their user may have",
         "limits.py",
         "if used + more > limit.max_submit_jobs:",

@@ -58,6 +58,7 @@ class FakeDaemon:
         self.answers: dict[type[m.Request], Answer] = {}
         self.env: dict[str, str] = {}
         self.draining = False
+        self.acts: tuple[m.Act, ...] = ()
         self.stopping = threading.Event()
         self._failure: BaseException | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -186,6 +187,8 @@ class FakeDaemon:
                 return m.Profiles()
             case m.Forget():
                 return m.Ok(message=f"forgotten: {request.signature}")
+            case m.Audit():
+                return m.Acts(acts=self.acts)
             case m.Status():
                 return m.DaemonStatus(
                     version=__version__,

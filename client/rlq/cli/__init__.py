@@ -46,6 +46,7 @@ VERBS: dict[str, str] = {
     "status": "The daemon and the machine at a glance.",
     "history": "Jobs that have ended.",
     "drain": "Start nothing more (--off: go on).",
+    "audit": "What administrators did.",
     "doctor": "Look for what is wrong, and say what to do.",
     "daemon": "Start, stop or look for the daemon.",
     "key": "Keys, to use the queue from another machine.",

@@ -25,6 +25,8 @@ def act(
     name: str | None,
     states: Any,
     all_: bool,
+    uid: int | None = None,
+    everybody: bool = False,
     yes: bool | None = None,
     acted_on: Iterable[JobState] = LIVE_STATES,
 ) -> None:
@@ -33,7 +35,7 @@ def act(
     `yes`: None for what can be taken back; else --all asks first unless it is True.
     `acted_on`: the states of the jobs that --all means.
     """
-    selection = make_selection(ids, name, states, all_)
+    selection = make_selection(ids, name, states, all_, uid=uid, everybody=everybody)
     with app.client() as client:
         if yes is not None:
             confirm_all(what, selection, client, yes, acted_on)

@@ -127,9 +127,15 @@ def ids_argument(function: F) -> F:
 
 
 def selection_options(function: F) -> F:
-    """ids, --name, --state, --all: of a verb that acts on jobs."""
+    """ids, --name, --state, --user, --all: of a verb that acts on jobs."""
     function = click.option("--all", "all_", is_flag=True, help="All your jobs.")(function)
-    return ids_argument(name_option(state_option(function)))
+    function = click.option(
+        "--all-users",
+        "everybody",
+        is_flag=True,
+        help="Everybody's jobs, not yours alone (administrators).",
+    )(function)
+    return ids_argument(name_option(state_option(user_option(function))))
 
 
 def yes_option(function: F) -> F:
@@ -162,12 +168,14 @@ def make_selection(
     all_: bool,
     *,
     uid: int | None = None,
+    everybody: bool = False,
     needed: bool = True,
 ) -> Selection:
-    """The selection out of what the options gave.
+    """The selection out of what the options gave.  Where one is `needed`, --user and --all-users
+    alone mean all of their jobs.
 
     Raises:
-        UsageError: nothing was selected (where `needed`), or --all beside ids.
+        UsageError: nothing was selected (where `needed`), or two options exclude each other.
     """
     from rlq.protocol.messages import Selection
 
@@ -176,15 +184,20 @@ def make_selection(
         raise UsageError("there is no job 0", hint="ids start at 1")
     if all_ and ranges:
         raise UsageError("--all and ids exclude each other", hint="give one of them")
+    if everybody and (ranges or uid is not None):
+        other = "ids" if ranges else "--user"
+        raise UsageError(f"--all-users and {other} exclude each other", hint="give one of them")
     if name == "":
         raise UsageError("--name is empty", hint="--name 'sac-*'")
     flat = tuple(dict.fromkeys(state for group in states for state in group))
+    if needed and not (ranges or name or flat):
+        all_ = all_ or everybody or uid is not None
     if needed and not (ranges or name or flat or all_):
         raise UsageError(
             "no job was named",
             hint="give ids (3, 3-9), --name PATTERN, --state STATE or --all",
         )
-    return Selection(ids=ranges, name=name, states=flat, all=all_, uid=uid)
+    return Selection(ids=ranges, name=name, states=flat, all=all_, uid=uid, everybody=everybody)
 
 
 def resolve(client: Client, selection: Selection) -> list[int]:
@@ -199,7 +212,7 @@ def resolve(client: Client, selection: Selection) -> list[int]:
 
     from rlq.protocol.messages import List
 
-    if not selection.ids and selection.uid is None:
+    if not selection.ids and selection.uid is None and not selection.everybody:
         # As for verbs that act: without ids it is about one's own.
         selection = msgspec.structs.replace(selection, uid=os.getuid())
     found = client.pages(List(selection=selection))
@@ -236,14 +249,17 @@ def confirm_all(
 
     if not selection.all or yes:
         return
+    me = os.getuid()
+    uid = None if selection.everybody else me if selection.uid is None else selection.uid
     if not is_terminal(sys.stdin):
+        whose = "everybody's" if uid is None else "yours" if uid == me else f"uid {uid}'s"
         raise UsageError(
-            f"--all would {what} every job of yours that it applies to, and nobody can be asked"
+            f"this would {what} every job of {whose} that it applies to, and nobody can be asked"
             " here",
             hint="add --yes",
         )
     mine = msgspec.structs.replace(
-        selection, uid=os.getuid(), states=selection.states or tuple(sorted(states))
+        selection, uid=uid, states=selection.states or tuple(sorted(states))
     )
     found = client.request(List(selection=mine, limit=1))
     assert isinstance(found, Jobs)

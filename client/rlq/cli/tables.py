@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from rlq.cli.output import NONE, Cell, Column, Row, print_table, print_tsv
-from rlq.protocol.messages import Job, Placement, Progress
+from rlq.protocol.messages import Act, Job, Placement, Progress
 from rlq.protocol.states import JobState
 from rlq.protocol.units import format_duration
 
@@ -287,6 +287,23 @@ def exit_word(job: Job) -> str:
     if job.exit_code is not None:
         return str(job.exit_code)
     return f"sig{job.signal}" if job.signal is not None else NONE
+
+
+ACTS_DONE = {
+    "cancel": "cancelled",
+    "hold": "held",
+    "release": "released",
+    "pause": "paused",
+    "resume": "resumed",
+    "requeue": "requeued",
+}
+
+
+def act_in_words(act: Act) -> str:
+    """ "cancelled by root (uid 0) at 2026-11-30 11:20:01, at once" """
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(act.at))
+    detail = f", {act.detail}" if act.detail else ""
+    return f"{ACTS_DONE.get(act.verb, act.verb)} by {act.user} (uid {act.uid}) at {at}{detail}"
 
 
 def clock(at: float | None, now: float) -> str:

@@ -160,6 +160,8 @@ class Selection(Part, frozen=True, kw_only=True):
     uid: int | None = None
     #: All jobs (that the verb can apply to).
     all: bool = False
+    #: Everybody's, not the caller's alone: of a verb that acts, for administrators.
+    everybody: bool = False
 
 
 # ---- requests ----------------------------------------------------------------------
@@ -253,6 +255,17 @@ class Forget(Message, frozen=True, kw_only=True):
     signature: str
 
 
+class Audit(Message, frozen=True, kw_only=True):
+    """What administrators did, newest first: to one's own jobs; for administrators, all of it."""
+
+    #: Only acts on this job.
+    job: int | None = None
+    #: At most this many; 0: as many as one reply holds.
+    limit: int = 0
+    #: Only acts with a number below this one (for paging); 0: from the newest.
+    before: int = 0
+
+
 class Drain(Message, frozen=True, kw_only=True):
     """Start nothing more (`on`), or go on starting (`on=False`)."""
 
@@ -299,6 +312,7 @@ Request = (
     | Status
     | Profile
     | Forget
+    | Audit
     | Drain
     | Stop
     | ListKeys
@@ -582,6 +596,30 @@ class Enforcement(Part, frozen=True, kw_only=True):
     summary: str = ""
 
 
+class Act(Part, frozen=True, kw_only=True):
+    """Something an administrator did."""
+
+    number: int
+    at: float
+    #: Who did it.
+    user: str
+    uid: int
+    #: The verb: "cancel", "drain".
+    verb: str
+    #: None: it was about the daemon.
+    job: int | None = None
+    #: Whose job.
+    owner: str = ""
+    #: What more there is to say: "at once", a signature.
+    detail: str = ""
+
+
+class Acts(Message, frozen=True, kw_only=True):
+    acts: tuple[Act, ...]
+    #: There are older ones: ask on with `before`.
+    more: bool = False
+
+
 class DaemonStatus(Message, frozen=True, kw_only=True):
     version: str
     pid: int
@@ -617,6 +655,7 @@ Reply = (
     | Machine
     | Profiles
     | Keys
+    | Acts
     | DaemonStatus
     | Ok
 )

@@ -93,6 +93,21 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             enrolled_at REAL NOT NULL,
             enrolled_by TEXT NOT NULL)""",
     ),
+    # What administrators did.  A job's number is never given again, so that these may outlive it.
+    (
+        """CREATE TABLE audit (
+            number INTEGER PRIMARY KEY,
+            at REAL NOT NULL,
+            uid INTEGER NOT NULL,
+            user TEXT NOT NULL,
+            verb TEXT NOT NULL,
+            job INTEGER,
+            owner_uid INTEGER,
+            owner TEXT NOT NULL,
+            detail TEXT NOT NULL)""",
+        "CREATE INDEX audit_job ON audit (job)",
+        "CREATE INDEX audit_owner ON audit (owner_uid)",
+    ),
 )
 
 _encode_json = msgspec.json.Encoder().encode
@@ -165,6 +180,27 @@ class Row:
     def __repr__(self) -> str:
         # `env_own` may hold secrets.
         return f"Row(id={self.id}, user={self.user!r}, name={self.name!r}, state={self.state})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    """Something an administrator did.  Times are Unix seconds."""
+
+    #: Given by the table; ascending.
+    number: int = 0
+    at: float
+    #: Who did it.
+    uid: int
+    user: str
+    verb: str
+    #: None: it was about the daemon.
+    job: int | None = None
+    owner_uid: int | None = None
+    owner: str = ""
+    detail: str = ""
+
+
+_AUDIT_COLUMNS = tuple(one.name for one in fields(AuditRow))
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +481,8 @@ class Store:
         self._run("UPDATE job SET detail = ? WHERE id = ?", (detail, id))
 
     def prune(self, before: float, *, limit: int = 5000) -> int:
-        """Forget up to `limit` jobs that ended before this time; how many were forgotten.
+        """Forget up to `limit` jobs that ended before this time, and what administrators did
+        before it; how many jobs were forgotten.
 
         A transaction of its own.  Call again while it returns `limit`.
         """
@@ -467,7 +504,42 @@ class Store:
                     "DELETE FROM environment WHERE NOT EXISTS"
                     " (SELECT 1 FROM job WHERE environment_id = environment.id)"
                 )
+            # Of a job that is still known, all is kept.
+            self._run(
+                "DELETE FROM audit WHERE at < ? AND NOT EXISTS"
+                " (SELECT 1 FROM job WHERE job.id = audit.job)",
+                (before,),
+            )
         return len(old)
+
+    def put_audit(self, acts: Iterable[AuditRow]) -> None:
+        columns = _AUDIT_COLUMNS[1:]
+        with self._errors():
+            self._db.executemany(
+                f"INSERT INTO audit ({', '.join(columns)}) VALUES"
+                f" ({', '.join('?' * len(columns))})",
+                [tuple(getattr(act, column) for column in columns) for act in acts],
+            )
+
+    def audit(
+        self, *, limit: int, before: int = 0, job: int | None = None, owner_uid: int | None = None
+    ) -> list[AuditRow]:
+        """What administrators did, newest first; `before`: only numbers below it, 0: from the
+        newest; `job`, `owner_uid`: only acts on that job, on jobs of that user."""
+        terms, values = ["number < ?"], [before if 0 < before <= ID_MAX else ID_MAX]
+        for column, value in (("job", job), ("owner_uid", owner_uid)):
+            if value is not None:
+                if not 0 <= value <= ID_MAX:
+                    return []
+                terms.append(f"{column} = ?")
+                values.append(value)
+        rows = self._all(
+            f"SELECT {', '.join(_AUDIT_COLUMNS)} FROM audit WHERE {' AND '.join(terms)}"
+            " ORDER BY number DESC LIMIT ?",
+            *values,
+            limit,
+        )
+        return [AuditRow(**dict(zip(_AUDIT_COLUMNS, row, strict=True))) for row in rows]
 
     def meta(self, key: str) -> str | None:
         value: str | None = self._value("SELECT value FROM meta WHERE key = ?", key)

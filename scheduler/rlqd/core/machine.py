@@ -418,15 +418,17 @@ class Scheduler:
             return
         match job.state:
             case Pending():
-                self._to(job, Finished(Outcome.CANCELLED, Exit(), "cancelled before it started"))
+                reason = f"{_cancelled(event.by)} before it started"
+                self._to(job, Finished(Outcome.CANCELLED, Exit(), reason))
             case Completing():
                 # Whatever it was stopped for: once confirmed, a cancel is never retried.
                 kill_at = self.now if event.at_once else job.state.kill_at
                 at_once = event.at_once or job.state.at_once
-                state = replace(job.state, cause=Cause.CANCELLED, kill_at=kill_at, at_once=at_once)
-                self._to(job, state)
+                by = job.state.by if job.state.cause is Cause.CANCELLED else event.by
+                state = replace(job.state, cause=Cause.CANCELLED, kill_at=kill_at, by=by)
+                self._to(job, replace(state, at_once=at_once))
             case Starting() | Running() | Suspended():
-                self._stop(job, Cause.CANCELLED, at_once=event.at_once)
+                self._stop(job, Cause.CANCELLED, at_once=event.at_once, by=event.by)
             case Finished():
                 raise AssertionError(f"{job} is still in memory")
             case _:
@@ -840,20 +842,20 @@ class Scheduler:
 
     # ---- transitions ---------------------------------------------------------------
 
-    def _stop(self, job: Job, cause: Cause, *, at_once: bool = False) -> None:
+    def _stop(self, job: Job, cause: Cause, *, at_once: bool = False, by: str = "") -> None:
         match job.state:
             case Starting(placement=placement, launch_failures=failures):
                 # Told at once, though there may be no command yet: a start can hang, in an
                 # open(2) on a dead network disk, and then only SIGKILL ends it.
                 kill_at = Instant(self.now + (0 if at_once else job.spec.grace_ms))
-                self._to(job, Completing(placement, None, cause, kill_at, at_once, failures))
+                self._to(job, Completing(placement, None, cause, kill_at, at_once, failures, by))
                 # Not for being late: it may yet come to its own end, and exit code 0 must mean it.
                 if cause is not Cause.START_TIMED_OUT:
                     self._out.append(Terminate(job.id, job.attempt))
             case Running(placement=placement, pid=pid) | Suspended(placement=placement, pid=pid):
                 grace_ms = 0 if at_once else job.spec.grace_ms
                 kill_at = Instant(self.now + grace_ms)
-                self._to(job, Completing(placement, pid, cause, kill_at, at_once))
+                self._to(job, Completing(placement, pid, cause, kill_at, at_once, by=by))
                 self._out.append(Terminate(job.id, job.attempt))
             case Pending() | Completing() | Finished():
                 raise AssertionError(f"{job} cannot be stopped")
@@ -864,7 +866,8 @@ class Scheduler:
         assert isinstance(job.state, Completing)
         match job.state.cause:
             case Cause.CANCELLED:
-                self._to(job, Finished(Outcome.CANCELLED, exit_, reason or "cancelled"))
+                reason = reason or _cancelled(job.state.by)
+                self._to(job, Finished(Outcome.CANCELLED, exit_, reason))
             case Cause.TIMED_OUT:
                 self._to(job, Finished(Outcome.TIMEOUT, exit_, "reached its time limit"))
             case Cause.REQUEUED:
@@ -995,6 +998,10 @@ def _device_of(placement: Placement) -> Device:
 
 def _backed_off(job: Job) -> BackedOff | None:
     return job.state.backed_off if isinstance(job.state, Suspended) else None
+
+
+def _cancelled(by: str) -> str:
+    return f"cancelled by {by}" if by else "cancelled"
 
 
 class _Since(dict[JobId, Instant]):

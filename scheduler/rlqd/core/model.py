@@ -169,6 +169,8 @@ class Completing:
     at_once: bool = False
     #: Before the launch that is being stopped.
     launch_failures: int = 0
+    #: Who cancelled it; "": its own user.
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +391,8 @@ class CancelRequested:
     job_id: JobId
     #: Skip the grace period.
     at_once: bool = False
+    #: Somebody other than its user; "": its user.
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import assert_never
 import msgspec
 
 from rlq.errors import UnavailableError
-from rlqd.adapters.sqlite import Row, Store
+from rlqd.adapters.sqlite import AuditRow, Row, Store
 from rlqd.core import model
 from rlqd.core.guard import Learned
 from rlqd.core.learned import LearnedPeak
@@ -26,6 +26,13 @@ log = logging.getLogger(__name__)
 
 #: Pruning looks at all that was learned: done at the start, and after so many new rows.
 PRUNE_EVERY = 1_000
+
+
+def in_words(act: AuditRow) -> str:
+    """For the journal."""
+    on = f" job {act.job} of {act.owner}" if act.job is not None else ""
+    detail = f" ({act.detail})" if act.detail else ""
+    return f"{act.user} (uid {act.uid}): {act.verb}{on}{detail}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +58,7 @@ class Ledger:
             UnavailableError: nothing was written.
         """
         at = time.time()
+        changes = tuple(changes)
         latest = {job.id: job for job in jobs}
         incoming = {
             job_id: (spec, change)
@@ -80,6 +88,8 @@ class Ledger:
                 self.views.live[job_id] = Live(uid=uid, user=change.user, log_path=log_path)
             if new:
                 self.store.insert_jobs(new)
+            acts = [act for change in changes for act in change.acts(at)]
+            self.store.put_audit(acts)
             news = [rows.dump_learned(row, at) for row in learned]
             self.store.put_learned(news)
             self._learned += len(news)
@@ -89,6 +99,13 @@ class Ledger:
             for job in latest.values():
                 if job.id not in incoming or not isinstance(job.state, model.Pending):
                     self._update(job, at)
+        for act in acts:
+            log.info("%s", in_words(act))
+
+    def record(self, act: AuditRow) -> None:
+        """An administrator's act on the daemon.  Within the transaction of what it did."""
+        self.store.put_audit((act,))
+        log.info("%s", in_words(act))
 
     def load_learned(self, core: Scheduler, now: model.Instant) -> None:
         """Give the core what earlier daemons learned.  A row that cannot be read is dropped: it
@@ -119,7 +136,7 @@ class Ledger:
         kept |= {rows.peak_key(signature) for signature in core.peaks.known}
         return self.store.learned_keys() - kept
 
-    def forget(self, signature: str) -> int:
+    def forget(self, signature: str, act: AuditRow) -> int:
         """Drop what was learned of a program, and of the mixes it was in; how many figures.
 
         Raises:
@@ -129,6 +146,7 @@ class Ledger:
         if keys:
             with self.store.transaction():
                 self.store.drop_learned(keys)
+                self.record(act)
         return len(keys)
 
     def _update(self, job: model.Job, at: float) -> None:

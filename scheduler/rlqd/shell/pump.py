@@ -53,6 +53,7 @@ from rlqd.shell.requests import (
     Desk,
     Peer,
     Route,
+    act_of,
     unavailable,
     user_name,
 )
@@ -549,7 +550,9 @@ class Pump:
         stopped: list[int] = []
         if isinstance(request, wire.Cancel):
             for row in self.desk.mine(request.selection, peer):
-                stopped += self.attempts.stop_unrecorded(row.id, row.attempt, request.now)
+                if done := self.attempts.stop_unrecorded(row.id, row.attempt, request.now):
+                    log.info("%s stops job %d of %s", user_name(peer.uid), row.id, row.user)
+                stopped += done
         if not stopped:
             raise unavailable(self._broken)
         numbers = ", ".join(map(str, stopped))
@@ -603,19 +606,24 @@ class Pump:
                     pattern,
                     time.time(),
                     peer.uid,
-                    sees_all=not peer.remote and self.accounts.is_operator(peer.uid),
+                    sees_all=self.desk.is_operator(peer),
                 )
             case wire.Forget(signature=signature):
                 return self._forget(signature, peer, now)
             case wire.Drain(on=on):
                 return self._drain(on, peer, now)
+            case wire.Audit() as request:
+                return self.desk.audit(request, peer)
             case wire.Stop():
                 self._require_operator(peer)
                 self.wants_stop = True
+                # Nothing to record it on is no reason to go on.
+                with contextlib.suppress(UnavailableError), self.store.transaction():
+                    self.ledger.record(act_of(peer, "stop"))
                 return wire.Ok(message="stopping; running jobs run on")
             case wire.ListKeys():
-                everyone = not peer.remote and self.accounts.is_operator(peer.uid)
-                return self.keyring.list(self.remote, None if everyone else peer.uid)
+                uid = None if self.desk.is_operator(peer) else peer.uid
+                return self.keyring.list(self.remote, uid)
             case wire.EnrolKey() as request:
                 self._require_operator(peer)
                 return self.keyring.enrol(request, peer)
@@ -631,7 +639,7 @@ class Pump:
                 "this is done on the machine itself, not from another one",
                 hint="ssh to it, and run the same command there",
             )
-        if not self.accounts.is_operator(peer.uid):
+        if not self.desk.is_operator(peer):
             group = self.accounts.admin_group
             raise NotPermittedError(
                 f"only root and the members of the group {group} may do this"
@@ -644,6 +652,7 @@ class Pump:
         self._require_operator(peer)
         with self.store.transaction():
             self.store.set_meta("draining", "1" if on else "0")
+            self.ledger.record(act_of(peer, "drain", "" if on else "off"))
         self._draining = on
         self._tell_admission(now)
         running = sum(self._counts().get(s, 0) for s in ("RUNNING", "CONFIGURING", "COMPLETING"))
@@ -656,7 +665,7 @@ class Pump:
         self._require_operator(peer)
         if self._broken:
             raise unavailable(self._broken)
-        if not self.ledger.forget(signature):
+        if not self.ledger.forget(signature, act_of(peer, "forget", signature)):
             raise NotFoundError(
                 f"nothing was learned of {signature!r}", hint="`rlq profile` lists the signatures"
             )

@@ -21,7 +21,7 @@ from rlq.protocol import keys
 from rlq.protocol import messages as wire
 from rlqd.adapters.curve import CurveServer
 from rlqd.adapters.sqlite import RemoteKey, Store
-from rlqd.shell.requests import Peer, user_name
+from rlqd.shell.requests import Peer, act_of, user_name
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class Keyring:
         made = RemoteKey(key, account.pw_uid, account.pw_name, time.time(), user_name(peer.uid))
         with self.store.transaction():
             self.store.put_remote_key(made)
+            self.store.put_audit((act_of(peer, "enrol", f"a key of {made.user}"),))
         self._known[key] = made
         log.info("%s enrolled a key of %s", made.enrolled_by, made.user)
         return wire.Ok(message=f"enrolled a key of {made.user}")
@@ -113,6 +114,7 @@ class Keyring:
         with self.store.transaction():
             for one in gone:
                 self.store.drop_remote_key(one.key)
+                self.store.put_audit((act_of(peer, "revoke", f"a key of {one.user}"),))
         for one in gone:
             del self._known[one.key]
             log.info("%s revoked a key of %s", user_name(peer.uid), one.user)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import pwd
-from collections.abc import Callable, Container, Iterable
+import time
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,7 +20,7 @@ from rlq.protocol import PROTOCOL_VERSION
 from rlq.protocol import messages as wire
 from rlq.protocol.states import FINAL_STATES, LIVE_STATES, JobState
 from rlq.version import VERSION
-from rlqd.adapters.sqlite import Brief, Row, Store
+from rlqd.adapters.sqlite import AuditRow, Brief, Row, Store
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.shell import launching, rows, validation
@@ -76,6 +77,27 @@ class Change:
         default_factory=list[model.Accept | model.Refuse]
     )
     warnings: list[str] = field(default_factory=list[str])
+    #: What it is called in the audit, and the jobs in it that are another's.
+    verb: str = ""
+    detail: str = ""
+    others: dict[int, Brief] = field(default_factory=dict[int, Brief])
+
+    def acts(self, at: float) -> Iterator[AuditRow]:
+        """What was done to others' jobs: all that the core has accepted and that was news."""
+        for answer in self.answers:
+            if not isinstance(answer, model.Accept) or answer.note or answer.job_id is None:
+                continue
+            if (job := self.others.get(answer.job_id)) is not None:
+                yield AuditRow(
+                    at=at,
+                    uid=self.peer.uid,
+                    user=self.user,
+                    verb=self.verb,
+                    job=job.id,
+                    owner_uid=job.uid,
+                    owner=job.user,
+                    detail=self.detail,
+                )
 
 
 #: Verb -> (event for a live job, states that a selection by pattern picks).
@@ -105,11 +127,13 @@ class Desk:
     logs_dir: str
     _number: int = 0
 
+    def is_operator(self, peer: Peer) -> bool:
+        """Whether this peer may act on everybody's jobs and on the daemon."""
+        return not peer.remote and self.accounts.is_operator(peer.uid)
+
     def may_act_for(self, peer: Peer, owner: int) -> bool:
         """Whether this peer may act on what is `owner`'s: from another machine, on their own."""
-        if peer.remote:
-            return peer.uid == owner
-        return self.accounts.may_act_for(peer.uid, owner)
+        return peer.uid == owner or self.is_operator(peer)
 
     # ---- changes -------------------------------------------------------------------
 
@@ -187,8 +211,14 @@ class Desk:
         selection = request.selection
         validation.check_selection(selection, required=True)
         is_named = bool(selection.ids)
-        if not is_named and selection.uid is None:
-            # By pattern, everybody acts on their own; root names the user or the ids.
+        is_others = selection.everybody or selection.uid not in (None, change.peer.uid)
+        if is_others and not self.is_operator(change.peer):
+            raise NotPermittedError(
+                "only administrators act on other users' jobs",
+                hint="without --user and --all-users it is about your own",
+            )
+        if not is_named and selection.uid is None and not selection.everybody:
+            # By pattern, everybody acts on their own: administrators say so if they mean others.
             selection = msgspec.structs.replace(selection, uid=change.peer.uid)
         ids = self.store.ids(selection, None if is_named else states)
         if len(ids) > CHANGES_MAX:
@@ -199,6 +229,9 @@ class Desk:
             )
         found = self.store.brief(ids)
         is_requeue = isinstance(request, wire.Requeue)
+        change.verb = type(request).__name__.lower()
+        change.detail = "at once" if isinstance(request, wire.Cancel) and request.now else ""
+        change.others = {i: one for i, one in found.items() if one.uid != change.peer.uid}
         ended = self.store.get(
             i
             for i, one in found.items()
@@ -236,8 +269,9 @@ class Desk:
                     )
                 )
             elif isinstance(request, wire.Cancel):
+                by = change.user if row.id in change.others else ""
                 change.events.append(
-                    model.CancelRequested(now, change.number, job_id, request.now)
+                    model.CancelRequested(now, change.number, job_id, request.now, by)
                 )
             else:
                 change.events.append(event(now, change.number, job_id))
@@ -325,11 +359,44 @@ class Desk:
             )
         return wire.Variables(env=self.store.environment(row.id))
 
+    def audit(self, request: wire.Audit, peer: Peer) -> wire.Acts:
+        """What administrators did: all of it for themselves, for others what was done to their
+        jobs."""
+        sees_all = self.is_operator(peer)
+        most = min(request.limit, LIST_MAX) if request.limit > 0 else LIST_MAX
+        found = self.store.audit(
+            limit=most + 1,
+            before=max(0, request.before),
+            job=request.job,
+            owner_uid=None if sees_all else peer.uid,
+        )
+        acts = tuple(
+            wire.Act(
+                number=one.number,
+                at=one.at,
+                user=one.user,
+                uid=one.uid,
+                verb=one.verb,
+                job=one.job,
+                owner=one.owner,
+                detail=one.detail,
+            )
+            for one in found[:most]
+        )
+        return wire.Acts(acts=acts, more=len(found) > most)
+
     def row(self, job_id: int) -> Row:
         found = self.store.get([job_id])
         if job_id not in found:
             raise no_job(job_id)
         return found[job_id]
+
+
+def act_of(peer: Peer, verb: str, detail: str = "") -> AuditRow:
+    """Something an administrator does to the daemon."""
+    return AuditRow(
+        at=time.time(), uid=peer.uid, user=user_name(peer.uid), verb=verb, detail=detail
+    )
 
 
 def finished_job(row: Row, desk: Desk) -> model.Job:

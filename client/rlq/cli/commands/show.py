@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +16,7 @@ from rlq.cli.output import clean, plain, print_fields, print_json
 from rlq.cli.selections import id_argument
 from rlq.cli.tables import (
     WARMING_UP,
+    act_in_words,
     compress,
     cores_words,
     device,
@@ -24,9 +27,12 @@ from rlq.cli.tables import (
     rate,
     spent,
 )
-from rlq.errors import UsageError
-from rlq.protocol.messages import Job
+from rlq.errors import ProtocolError, UsageError
+from rlq.protocol.messages import Act, Job
 from rlq.protocol.units import format_duration, format_mib
+
+if TYPE_CHECKING:
+    from rlq.client import Client
 
 
 @verb("show", short_help="Everything about one job.")
@@ -44,22 +50,31 @@ def command(app: App, job: int, with_env: bool, reveal: bool) -> None:
         if reveal and found.uid != os.getuid():
             raise UsageError(f"job {job} is {found.user}'s", hint="--reveal is for your own jobs")
         env = client.environment(job) if with_env else None
+        acts = acts_on(job, client)
     if env is not None and not reveal:
         env = mask_env(env)
     if app.json:
         document = plain(found, reveal=reveal)
+        document["acts"] = plain(acts)
         if env is not None:
             document["env"] = env
         print_json(document)
         return
-    print_job(found, time.time(), reveal=reveal)
+    print_job(found, time.time(), reveal=reveal, acts=acts)
     if env is not None:
         click.echo()
         for name in sorted(env):
             click.echo(f"{clean(name)}={clean(env[name])}")
 
 
-def print_job(job: Job, now: float, *, reveal: bool) -> None:
+def acts_on(job: int, client: Client) -> tuple[Act, ...]:
+    try:
+        return client.audit(job).acts
+    except ProtocolError:
+        return ()  # a daemon that was not restarted since the upgrade keeps no such record
+
+
+def print_job(job: Job, now: float, *, reveal: bool, acts: Sequence[Act] = ()) -> None:
 
     argv = job.argv if reveal else mask_argv(job.argv)
     state = job.state.value + (" (held)" if job.held and not job.state.is_final else "")
@@ -71,6 +86,8 @@ def print_job(job: Job, now: float, *, reveal: bool) -> None:
             ("job", f"{job.id}  {clean(job.name)}"),
             ("state", state),
             ("reason", clean(pending_reason(job))),
+            # The oldest first: what happened to it, in that order.
+            ("by others", "\n".join(clean(act_in_words(act)) for act in reversed(acts))),
             ("user", clean(job.user)),
             ("command", clean(shlex.join(argv))),
             ("folder", clean(job.cwd)),

@@ -37,6 +37,8 @@ def command(
     name: str | None,
     states: Any,
     all_: bool,
+    uid: int | None,
+    everybody: bool,
     timeout: int | None,
     quiet: bool,
 ) -> None:
@@ -46,10 +48,12 @@ def command(
 
     Exit codes: 0 all COMPLETED; 1 some did not; 124 timed out.
     """
-    selection = make_selection(ids, name, states, all_)
+    whose: Any = {"uid": uid, "everybody": everybody}
+    selection = make_selection(ids, name, states, all_, **whose)
+    all_ = selection.all
     with app.client() as client:
         if all_ and not states:
-            selection = make_selection(ids, name, (LIVE,), all_)
+            selection = make_selection(ids, name, (LIVE,), all_, **whose)
         try:
             jobs = resolve(client, selection)
         except NotFoundError:
