@@ -189,6 +189,8 @@ def _serve(
                 mode=0o666 if is_shared and knows_peers else 0o600,
                 takes_unvouched=not knows_peers,
                 message_bytes_max=config.daemon.message_mib_max * 2**20,
+                # One user's leave room for everybody else's, and for what jobs take.
+                connections_per_user_max=min(1024, nofile_before[1] // 8),
             )
         )
         reports = parts.enter_context(

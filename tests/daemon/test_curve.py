@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import socket
 import struct
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from tests.support.curve_by_hand import CurveByHand
 from tests.support.waiting import wait_until
 from zmq.utils import z85
 
@@ -26,6 +28,7 @@ SECRET = curve.make_secret()
 KNOWN, UNKNOWN = curve.make_secret(), curve.make_secret()
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"%s" + b"\x00" + bytes(31)
 SUCCEEDED, FAILED = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+ME = os.geteuid()
 Dial = Callable[..., zmq.Socket[bytes]]
 
 
@@ -127,7 +130,7 @@ def assert_serves(server: CurveServer, dial: Dial) -> None:
     client.send(b"sane")
     [got] = receive(server)
     assert (got.key, got.frames) == (curve.public_of(KNOWN), [b"sane"])
-    assert server.send(got.route, [b"yes"])
+    assert server.send(got.route, [b"yes"], ME)
     assert client.poll(20_000)
     assert client.recv() == b"yes"
 
@@ -147,7 +150,7 @@ def test_a_message_comes_with_the_key_that_was_proved_and_the_reply_finds_its_wa
     assert by_id[b"1"].key == curve.public_of(KNOWN)
     assert by_id[b"2"].key == curve.public_of(other)
     for id, got in by_id.items():
-        assert server.send(got.route, [b"re", id])
+        assert server.send(got.route, [b"re", id], ME)
     assert first.recv_multipart() == [b"re", b"1"]
     assert second.recv_multipart() == [b"re", b"2"]
 
@@ -216,6 +219,29 @@ def test_who_does_not_prove_a_key_is_thrown_out(
     # Not a word but the greeting, which ZMTP's server sends to everybody.
     assert len(said) <= 64
     assert_serves(server, dial)
+
+
+def test_a_user_that_a_handshake_claims_is_not_believed(server: CurveServer) -> None:
+    """Its key is enrolled and proved; what else it says of itself in the handshake is its own."""
+    other = keys.show_key(curve.public_of(UNKNOWN)).encode()
+    client = CurveByHand(
+        ("127.0.0.1", int(server.endpoint.rpartition(":")[2])),
+        server.public,
+        curve.public_of(KNOWN),
+        KNOWN,
+        {b"Socket-Type": b"DEALER", b"User-Id": other, b"user-id": other, b"X-User-Id": other},
+    )
+    wait_until(lambda: tended(server).connections, lambda n: n == 1)
+    wait_until(lambda: ready(server, client), bool)
+    client.send(b"I am the other")
+    [got] = receive(server)
+    assert (got.key, got.frames) == (curve.public_of(KNOWN), [b"I am the other"])
+    client.close()
+
+
+def ready(server: CurveServer, client: CurveByHand) -> bool:
+    server.tend()
+    return bool(select.select([client.socket], [], [], 0.01)[0]) and b"READY" in client.ready()
 
 
 def test_a_key_is_let_in_no_longer_once_it_is_not_known(
@@ -320,7 +346,7 @@ def test_connections_at_the_limit_are_served_and_one_more_waits_for_its_turn(
         client.close(linger=0)
     [got] = receive(server)
     assert got.frames == [b"late"]
-    assert server.send(got.route, [b"yes"])
+    assert server.send(got.route, [b"yes"], ME)
     assert late.recv() == b"yes"
 
 
@@ -332,9 +358,9 @@ def test_a_client_that_does_not_read_never_blocks_the_server(
     lazy.send(b"x")
     [got] = receive(server)
     sent = 0
-    while server.send(got.route, [b"y" * 50_000]):
-        sent += 1
-        assert sent < 10_000, "replies pile up without bound"
+    while server.send(got.route, [b"y" * 50_000], ME):
+        sent += 50_000
+        assert sent < curve.UNREAD_BYTES_MAX + 50_000, "replies pile up without bound"
     assert_serves(server, dial)
 
 

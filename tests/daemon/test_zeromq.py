@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import random
+import select
 import socket
 import stat
 import struct
@@ -221,6 +222,39 @@ def test_whom_the_kernel_does_not_name_is_not_served(server: Server, spoken: byt
         connection.close()
 
 
+def test_a_peer_address_that_a_handshake_claims_is_not_believed(server: Server) -> None:
+    def property(name: bytes, value: bytes) -> bytes:
+        return bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
+
+    claims = b"".join(
+        property(name, value)
+        for name, value in (
+            (b"Peer-Address", b"localhost:0:0:1"),
+            (b"User-Id", b"root"),
+            (b"peer-address", b"localhost:0:0:1"),
+        )
+    )
+    connections: list[socket.socket] = []
+
+    def claim() -> None:
+        connection = raw(server.path, GREETING)
+        connections.append(connection)
+        answer = b""
+        while b"READY" not in answer:
+            answer += connection.recv(4096)
+        body = READY_BODY + claims
+        connection.sendall(b"\x04" + bytes([len(body)]) + body + frame(b"I am root"))
+
+    if os.geteuid() == 0:
+        as_stranger(claim)
+    else:
+        claim()
+    [got] = receive(server)
+    assert got.peer is not None
+    assert got.peer.uid == (STRANGER if os.geteuid() == 0 else os.geteuid())
+    connections[0].close()
+
+
 def test_nothing_waiting_is_an_empty_list(server: Server) -> None:
     assert server.receive() == []
 
@@ -306,6 +340,76 @@ def test_a_client_that_does_not_read_never_blocks_the_server(
     assert server.send(served.route, [b"yes"])
     assert client.recv() == b"yes"
     lazy.close()
+
+
+def test_the_bytes_that_wait_for_one_reader_are_bounded_over_all_their_connections(
+    path: Path,
+) -> None:
+    with Server(path, unread_bytes_max=1_000_000) as server:
+        lazy = [shaken(path, frame(b"x")) for _ in range(3)]
+        routes = [got.route for got in receive(server, 3)]
+        sent = 0
+        for route in routes:
+            while server.send(route, [b"y" * 100_000], STRANGER):
+                sent += 100_000
+                assert sent < 20_000_000, "replies pile up without bound"
+        # Somebody else's count by themselves, and one reply of any size may wait.
+        assert server.send(routes[0], [b"y" * 2_000_000], STRANGER + 1)
+        assert not server.send(routes[0], [b"y" * 2_000_000], STRANGER + 1)
+        # What can be read by nobody any more waits no longer, nor does what was read.
+        lazy[0].close()
+        wait_until(lambda: sends(server, routes[1]), "there is room")
+        assert not server.send(routes[2], [b"y" * 900_000], STRANGER)
+        left = 900_000
+        while left > 0:
+            left -= len(lazy[1].recv(65536))
+        wait_until(lambda: sends(server, routes[2]), "it was read")
+        for connection in lazy[1:]:
+            connection.close()
+
+
+def test_a_user_has_only_so_many_connections_and_others_do_not_notice(
+    path: Path, dial: Callable[[Path], zmq.Socket[bytes]]
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    with Server(path, mode=0o666, connections_per_user_max=10) as server:
+        connections: list[socket.socket] = []
+        as_stranger(lambda: connections.extend(raw(path) for _ in range(30)))
+        for connection in connections:
+            connection.setblocking(False)
+
+        def hung_up_on() -> int:
+            server.tend()
+            return sum(poll_closed(connection) for connection in connections)
+
+        wait_until(lambda: hung_up_on() == 20, "all but ten are hung up on")
+        ours = [dial(path) for _ in range(8)]
+        for client in ours:
+            client.send(b"x")
+        receive(server, 8)
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: connections_of(server) == 8, "they are gone")
+        as_stranger(lambda: connections.append(shaken(path, frame(b"again"))))
+        assert receive(server)[0].frames == [b"again"]
+        connections[-1].close()
+
+
+def connections_of(server: Server) -> int:
+    server.tend()
+    return len(server.connections)
+
+
+def sends(server: Server, route: bytes) -> bool:
+    server.receive()  # as in each turn: what has gone is noticed
+    return server.send(route, [b"y" * 900_000], STRANGER)
+
+
+def poll_closed(connection: socket.socket) -> bool:
+    poller = select.poll()
+    poller.register(connection, select.POLLHUP)
+    return bool(poller.poll(0))
 
 
 def assert_serves(server: Server, dial: Callable[[Path], zmq.Socket[bytes]]) -> None:

@@ -35,6 +35,7 @@ from zmq.utils import z85
 
 from rlq.errors import RlqError, UnavailableError, UsageError
 from rlq.protocol import keys
+from rlqd.bounds import Connections, Unread
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +46,12 @@ HEARTBEAT_MS = 30_000
 BACKLOG = 128
 #: Twice the requests that a client may have under way: see adapters/zeromq.py.
 REPLIES_MAX = 1024
+UNREAD_BYTES_MAX = 64 * 1024 * 1024
 #: Strangers are told of in the log at most this often.
 LOG_INTERVAL_S = 60.0
 #: linux/socket.h; not in Python's socket module.
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
-_EVENTS_PER_TURN = 1000
 _HANDSHAKES_PER_TURN = 50
-_EVENT = struct.Struct("=HI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +116,8 @@ class CurveServer:
             (zmq.LINGER, 500),
         ):
             self.socket.setsockopt(option, value)
-        self.socket.monitor("inproc://monitor", zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._monitor = self._context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.LINGER, 0)
-        # What libzmq may be ahead of us: its own 1,000 and this.
-        self._monitor.setsockopt(zmq.RCVHWM, 1)
-        self._monitor.connect("inproc://monitor")
-        #: Descriptors of the connections that are open.
-        self._connections: set[int] = set()
+        self._connections = Connections(self._context, self.socket)
+        self._unread = Unread(self.socket, UNREAD_BYTES_MAX)
         #: Whether further connections are let in.
         self.accepting = True
         # A copy: libzmq closes its own, and through ours the filter is set.
@@ -132,7 +126,7 @@ class CurveServer:
 
     @property
     def sources(self) -> tuple[zmq.Socket[bytes], ...]:
-        return (self.socket, self._zap, self._monitor)
+        return (self.socket, self._zap, self._connections.source)
 
     @property
     def connections(self) -> int:
@@ -140,7 +134,8 @@ class CurveServer:
 
     def tend(self) -> None:
         """Let in those who may, and keep the number of connections within its bound."""
-        self._count()
+        for _ in self._connections.news():
+            pass
         self._answer_handshakes()
         n = len(self._connections)
         if self.accepting and n >= self._connections_max:
@@ -166,10 +161,13 @@ class CurveServer:
             messages.append(Received(key, frames[0].bytes, [f.bytes for f in frames[1:]]))
         return messages
 
-    def send(self, route: bytes, frames: list[bytes]) -> bool:
-        """Queue a reply without waiting.  False: the client is gone or does not read."""
+    def send(self, route: bytes, frames: list[bytes], reader: int) -> bool:
+        """Queue a reply without waiting.  False: the client is gone or does not read.
+
+        `reader`: whose unread replies count together, on whatever connections.
+        """
         try:
-            self.socket.send_multipart([route, *frames], zmq.NOBLOCK)
+            self._unread.send([route, *frames], reader)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -179,9 +177,10 @@ class CurveServer:
 
     def close(self) -> None:
         """Send what is queued, for half a second at most."""
-        self.socket.disable_monitor()
-        for one in (self._monitor, self._zap, self.socket):
-            one.close()
+        _set_filter(self._listener, drop=True)
+        self._connections.close()
+        self._zap.close()
+        self.socket.close()
         self._context.term()
         self._listener.close()
 
@@ -190,19 +189,6 @@ class CurveServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _count(self) -> None:
-        for _ in range(_EVENTS_PER_TURN):
-            try:
-                event, descriptor = _EVENT.unpack_from(
-                    self._monitor.recv_multipart(zmq.NOBLOCK)[0]
-                )
-            except zmq.Again:
-                return
-            if event == zmq.EVENT_ACCEPTED:
-                self._connections.add(descriptor)
-            else:
-                self._connections.discard(descriptor)
 
     def _answer_handshakes(self) -> None:
         for _ in range(_HANDSHAKES_PER_TURN):

@@ -5,32 +5,44 @@ us as "Peer-Address" of every message: `localhost:UID:GID:PID`, as they were at 
 
 What a hostile or broken client can do is bounded: one frame by MAXMSGSIZE (it is
 disconnected), unread requests of one connection by RCVHWM (then its writes block, not ours),
-unread replies by SNDHWM (further ones are dropped), a handshake by HANDSHAKE_IVL; ROUTER
-takes messages from all connections in turn.  Not bounded by libzmq: the number of
-connections (but for the file descriptors), of frames in one unfinished message, and of bytes
-in the replies that wait for one client.
+unread replies by SNDHWM and by their bytes (further ones are dropped), a handshake by
+HANDSHAKE_IVL; ROUTER takes messages from all connections in turn.  A user's connections are
+counted, because each takes a descriptor of ours: beyond the bound they are hung up on.  Not
+bounded: the number of frames in one unfinished message.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
 import socket
 import stat
+import struct
+import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
 from rlq.errors import UnavailableError
+from rlqd.bounds import Connections, Unread
+
+log = logging.getLogger(__name__)
 
 #: More frames than any message of ours has; what has more is dropped.
 FRAMES_MAX = 8
 #: A client may have this many requests under way and loses no reply.  ZeroMQ learns of what
 #: was taken from a queue only each time half of it was, hence the doubled mark.
 REPLIES_UNREAD_MIN = 512
+UNREAD_BYTES_MAX = 64 * 1024 * 1024
+#: A user with too many connections is told of in the log at most this often.
+LOG_INTERVAL_S = 60.0
+#: struct ucred: pid, uid, gid.
+_UCRED = struct.Struct("iII")
 _PEER_ADDRESS = re.compile(r"[^:]*:(\d+):(\d+):(\d+)", re.ASCII)
 
 
@@ -62,6 +74,8 @@ class Server:
     `takes_unvouched`: serve messages whose sender the kernel does not name: only for a libzmq
     that never does (`check_peer_address`), with mode 0o600.
 
+    Poll `connections.source` as well, then call `tend`.
+
     Raises:
         UnavailableError: somebody answers there already, something else than a socket is in
             the way, or the folder cannot be written to.
@@ -74,6 +88,8 @@ class Server:
         mode: int = 0o600,
         message_bytes_max: int = 64 * 1024 * 1024,
         takes_unvouched: bool = False,
+        connections_per_user_max: int = 1024,
+        unread_bytes_max: int = UNREAD_BYTES_MAX,
     ) -> None:
         self.path = path
         self._takes_unvouched = takes_unvouched
@@ -93,6 +109,13 @@ class Server:
             (zmq.LINGER, 500),
         ):
             self.socket.setsockopt(option, value)
+        self.connections = Connections(self._context, self.socket)
+        self._connections_per_user_max = connections_per_user_max
+        #: The user at the other end of each connection, and how many each has.
+        self._user_of: dict[int, int] = {}
+        self._per_user: Counter[int] = Counter()
+        self._told_at = -LOG_INTERVAL_S
+        self._unread = Unread(self.socket, unread_bytes_max)
         # The socket's file has its mode from the moment it exists: chmod after bind would
         # leave a moment in which anybody can connect.
         before = os.umask(0o777 & ~mode)
@@ -128,10 +151,54 @@ class Server:
             messages.append(Received(peer, frames[0].bytes, [frame.bytes for frame in frames[1:]]))
         return messages
 
-    def send(self, route: bytes, frames: list[bytes]) -> bool:
-        """Queue a reply without waiting.  False: the client is gone or does not read."""
+    def tend(self) -> None:
+        """Count who has come and gone, and hang up on who has too many connections."""
+        for descriptor, is_new in self.connections.news():
+            if is_new:
+                self._opened(descriptor)
+            elif (uid := self._user_of.pop(descriptor, None)) is not None:
+                self._per_user[uid] -= 1
+                if self._per_user[uid] <= 0:
+                    del self._per_user[uid]
+
+    def _opened(self, descriptor: int) -> None:
         try:
-            self.socket.send_multipart([route, *frames], zmq.NOBLOCK)
+            connection = socket.fromfd(descriptor, socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            return  # it is gone already
+        with connection:
+            try:
+                # The number may be another connection's by now, but never of another kind.
+                if connection.getsockname() != str(self.path):
+                    return
+                credentials = connection.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size
+                )
+            except OSError:
+                return
+            _, uid, _ = _UCRED.unpack(credentials)
+            self._user_of[descriptor] = uid
+            self._per_user[uid] += 1
+            if self._per_user[uid] <= self._connections_per_user_max:
+                return
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        now = time.monotonic()
+        if now - self._told_at >= LOG_INTERVAL_S:
+            self._told_at = now
+            log.warning(
+                "uid %d has %d connections, the most one user may: more are hung up on",
+                uid,
+                self._connections_per_user_max,
+            )
+
+    def send(self, route: bytes, frames: list[bytes], reader: int = 0) -> bool:
+        """Queue a reply without waiting.  False: the client is gone or does not read.
+
+        `reader`: whose unread replies count together, on whatever connections: a uid.
+        """
+        try:
+            self._unread.send([route, *frames], reader)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -149,6 +216,7 @@ class Server:
     def close(self) -> None:
         """Send what is queued, for half a second at most, and remove the socket's file."""
         ours = self.listening()
+        self.connections.close()
         self.socket.close()
         self._context.term()
         if ours:  # libzmq leaves it there

@@ -195,7 +195,8 @@ class Pump:
             mps=self.mps,
             fence_failed=self.fences.failed,
         )
-        self._poller.register(self.server.socket, zmq.POLLIN)
+        for local in (self.server.socket, self.server.connections.source):
+            self._poller.register(local, zmq.POLLIN)
         for source in (self.reports, self.sampler, self.signals):
             self._poller.register(source, zmq.POLLIN)
         if self.mps is not None:
@@ -243,9 +244,12 @@ class Pump:
         questions: list[Question] = []
         if self.signals.fileno() in ready:
             self._take_signals()
+        if self.server.connections.source in ready:
+            self.server.tend()
         if self.server.socket in ready:
             for received in self.server.receive(MESSAGES_PER_TURN):
-                route, peer = Route(received.route), _peer(received)
+                peer = _peer(received)
+                route = Route(received.route, peer.uid)
                 self._receive(route, peer, received.frames, now, asked, questions)
         if self.remote is not None:
             self._receive_remote(self.remote, now, asked, questions)
@@ -500,7 +504,7 @@ class Pump:
                 # A key that was revoked meanwhile gets what an unknown one gets: nothing.
                 remote.dropped += 1
                 continue
-            route = Route(received.route, received.key)
+            route = Route(received.route, peer.uid, received.key)
             self._receive(route, peer, received.frames, now, asked, questions)
 
     def _receive(
@@ -675,9 +679,9 @@ class Pump:
     def _reply(self, route: Route, request_id: bytes, reply: wire.Reply) -> None:
         frames = codec.encode(request_id or b"?", reply)
         if route.key is None:
-            self.server.send(route.id, frames)
+            self.server.send(route.id, frames, route.uid)
         elif self.remote is not None and self.keyring.peer_of(route.key) is not None:
-            self.remote.send(route.id, frames)
+            self.remote.send(route.id, frames, route.uid)
 
     def _counts(self) -> dict[str, int]:
         return {str(state): n for state, n in self.store.counts_by_state().items()}

@@ -54,6 +54,8 @@ class Route:
     """The way back to who asked."""
 
     id: bytes
+    #: Whose replies wait together where nobody reads them.
+    uid: int
     #: The key whose holder asked from another machine; None: asked on this one.
     key: bytes | None = None
 
