@@ -164,6 +164,7 @@ class Client:
         log: str | os.PathLike[str] | None = None,
         log_max: specs.Size | None = None,
         like: str | None = None,
+        preemptible: bool = False,
         check: bool = True,
     ) -> int:
         """Queue one command; its id.  When this returns, the job survives whatever comes.
@@ -180,6 +181,8 @@ class Client:
                 cancelled.  `after_any`: however they end.
             hooks: let its Python programs report by themselves (docs/reporting.md).
             like: charge and pack it like other jobs of this name (None: told by the command).
+            preemptible: it may be stopped for a job of higher priority, and goes on where it was
+                when it is run again.
             check: refuse a program that is not there, rather than have it fail to start.
             log: `%j` in it becomes the job's id, `%x` its name.
 
@@ -215,6 +218,7 @@ class Client:
             log=log,
             log_max=log_max,
             like=like,
+            preemptible=preemptible,
             remote=self._host is not None,
         )
         if check and self._host is None:

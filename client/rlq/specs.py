@@ -79,6 +79,7 @@ def make_spec(
     log: str | os.PathLike[str] | None = None,
     log_max: Size | None = None,
     like: str | None = None,
+    preemptible: bool = False,
     remote: bool = False,
 ) -> JobSpec:
     """One job.  `set_env`: on top of the environment it is submitted with, and left as it is by
@@ -127,6 +128,7 @@ def make_spec(
         log_path=log_path,
         log_mib_max=_mib("log_max", log_max),
         like="" if like is None else check_like(like),
+        preemptible=preemptible,
     )
 
 

@@ -342,6 +342,19 @@ class Scheduling:
         "60s",
         "How long the head of the queue waits before smaller jobs may no longer delay it.",
     )
+    preemption: str = _key(
+        "preemption",
+        choice("off", "priority"),
+        "off",
+        "Whether jobs submitted with --preemptible are stopped, and queued again, for a job of"
+        " higher priority that cannot start otherwise.",
+    )
+    preempt_exempt_ms: int = _key(
+        "preempt_exempt",
+        duration("0s", "365d"),
+        "10m",
+        "A job that was started again is not preempted before it has run for so long.",
+    )
     settle_ms: int = _key(
         "settle",
         duration("1s", "1h"),

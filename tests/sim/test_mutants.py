@@ -38,10 +38,8 @@ MUTANTS = [
     Mutant(
         "a job whose cancel was confirmed is queued again",
         "machine.py",
-        """            case Cause.CANCELLED:
-                self._to(job, Finished(Outcome.CANCELLED, exit_, reason or "cancelled"))""",
-        """            case Cause.CANCELLED:
-                self._to(job, Pending(self.now))""",
+        "                self._to(job, Finished(Outcome.CANCELLED, exit_, reason))\n",
+        "                self._to(job, Pending(self.now))\n",
     ),
     Mutant(
         "a job starts though what it follows has failed",
@@ -172,8 +170,8 @@ MUTANTS = [
     Mutant(
         "jobs that start in one pass do not count for each other's limits",
         "policy.py",
-        "        standing.add(spec.user, amounts_of(need))\n        if result",
-        "        if result",
+        "        standing.add(spec.user, amounts_of(need))\n        started",
+        "        started",
     ),
     Mutant(
         "what runs already does not count for limits",
@@ -200,10 +198,46 @@ MUTANTS = [
         "early = late = Instant(ends_at + 20 * measured.left_ms)",
     ),
     Mutant(
+        "a job is preempted that was never said to resume",
+        "machine.py",
+        "if not (may_be and job.spec.preemptible and isinstance(job.state, Running)):",
+        "if not (may_be and isinstance(job.state, Running)):",
+    ),
+    Mutant(
+        "jobs of one priority preempt each other",
+        "preemption.py",
+        "h.yields_above < priority",
+        "h.yields_above <= priority",
+    ),
+    Mutant(
+        "a job that was just started again is preempted",
+        "machine.py",
+        "is_exempt = job.attempt > 1 and ran_ms < self.policy.preempt_exempt_ms",
+        "is_exempt = False",
+    ),
+    Mutant(
+        "jobs are preempted whose end leads to nothing",
+        "preemption.py",
+        "    is_enough = fits()\n",
+        "    is_enough = True\n",
+    ),
+    Mutant(
+        "more are preempted while the first are on their way",
+        "preemption.py",
+        "[h for h in ahead.holders if h.is_leaving]",
+        "[]",
+    ),
+    Mutant(
+        "the room that was made by preemption is given to somebody else",
+        "policy.py",
+        "if made is not None or waits_ms ",
+        "if waits_ms ",
+    ),
+    Mutant(
         "the reservation goes while a GPU is read again",
         "policy.py",
-        "    future = room.guessed()\n",
-        "    future = room.copy()\n",
+        "outlook.at, outlook.policy\n    ahead = replace(outlook, room=outlook.room.guessed()",
+        "outlook.at, outlook.policy\n    ahead = replace(outlook, room=outlook.room.copy()",
     ),
     Mutant(
         "held jobs start",

@@ -59,6 +59,7 @@ def test_the_worlds_are_eventful() -> None:
         world.run()
     assert sum(world.crashes > 0 for world in worlds) >= 10
     assert sum(world.contract.launches for world in worlds) >= 300
+    assert sum(world.contract.preemptions for world in worlds) >= 5
     outcomes = {f.outcome.value for world in worlds for f in world.contract.final.values()}
     assert outcomes == {
         "COMPLETED",

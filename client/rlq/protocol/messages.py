@@ -75,6 +75,9 @@ class JobSpec(Part, frozen=True, kw_only=True):
     #: Start it while there is room, whether it makes the machine faster or not: what
     #: `rlq calibrate` measures is what the throughput guard would prevent.
     unguarded: bool = False
+    #: It goes on where it was when it is stopped and run again: rlqd may do so for a job of higher
+    #: priority, where that is configured.
+    preemptible: bool = False
     #: Words before `argv` when it is started, which it is neither shown nor known by: a program
     #: that joins it to the terminal of `rlq run`.
     via: tuple[str, ...] = ()
@@ -130,6 +133,8 @@ class Job(Part, frozen=True, kw_only=True):
     cwd: str = ""
     resources: Resources = Resources()
     attempt: int = 0
+    #: The job it was last stopped for; it was queued again then.
+    preempted_by: int | None = None
     submitted_at: float = 0.0
     started_at: float | None = None
     ended_at: float | None = None

@@ -190,6 +190,7 @@ def _check_plan(scheduler: Scheduler) -> None:
         ends |= {w.ends_at for w in scheduler.calendar.quiet if w.ends_at is not None}
         if kept is None or kept.starts_at not in ends:
             assert not plan.starts, f"left waiting: {plan.starts}"
+            assert not plan.preempted, f"left running: {plan.preempted}"
         reserve_at = scheduler._reserve_at
         assert (plan.head is None) == (reserve_at is None), (plan.head, reserve_at)
     reserved = plan.reservation.job_id if plan.reservation is not None else plan.head

@@ -10,6 +10,7 @@ The rules, on top:
     RUNNING      --pause/resume-->      SUSPENDED / RUNNING   Freeze
     RUNNING      --fewer were faster--> SUSPENDED, and its turn later RUNNING (core/backoff.py)
     RUNNING      --cancel, time limit, requeue-->  COMPLETING   Terminate, after the grace Kill
+    RUNNING      --a higher priority--> COMPLETING, and PENDING again (core/preemption.py)
     RUNNING      --exited-->            COMPLETED, FAILED or OUT_OF_MEMORY
     RUNNING      --lost-->              NODE_FAIL, or PENDING with --requeue
     COMPLETING   --exited or lost-->    what it was stopped for: CANCELLED, TIMEOUT, PENDING
@@ -247,9 +248,19 @@ class Scheduler:
                     is_paused=isinstance(job.state, Suspended),
                     backed_off=_backed_off(job),
                     prediction=self._prediction(job, measured.get(job_id)),
+                    yields_above=self._yields_above(job),
+                    is_leaving=isinstance(job.state, Completing),
                 )
             )
         return found
+
+    def _yields_above(self, job: Job) -> int | None:
+        may_be = self.policy.preemption
+        if not (may_be and job.spec.preemptible and isinstance(job.state, Running)):
+            return None
+        ran_ms = self.now - job.state.since
+        is_exempt = job.attempt > 1 and ran_ms < self.policy.preempt_exempt_ms
+        return None if is_exempt else job.spec.priority
 
     def _prediction(self, job: Job, measured: JobFacts | None) -> Prediction | None:
         """Of a job that has outlived it: any moment now, which lets nobody pass in its name."""
@@ -530,7 +541,7 @@ class Scheduler:
                 self._stop(job_, Cause.REQUEUED)
             case Completing(cause=Cause.TIMED_OUT | Cause.START_TIMED_OUT):
                 self._to(job_, replace(job_.state, cause=Cause.REQUEUED))
-            case Completing(cause=Cause.REQUEUED):
+            case Completing(cause=Cause.REQUEUED | Cause.PREEMPTED):
                 pass
             case Completing():
                 self._refuse(event, "it is being cancelled", "requeue it once it has ended")
@@ -830,6 +841,11 @@ class Scheduler:
             state = Starting(start.placement, deadline, job.state.launch_failures)
             self._to(begun, state)
             self._out.append(Launch(job.id, begun.attempt, start.placement, job.spec))
+        for job_id in plan.preempted:
+            assert plan.preempted_for is not None
+            self._preempt(self.jobs[job_id], plan.preempted_for)
+        if plan.preempted:
+            self._expire()  # a grace of nothing
         if plan.head is not None and plan.starts and self.limits:
             # What was started after it may have brought its user to a limit: then it is another's.
             plan = self.plan() or plan
@@ -841,6 +857,16 @@ class Scheduler:
         return _Since(self.jobs)
 
     # ---- transitions ---------------------------------------------------------------
+
+    def _preempt(self, job: Job, by: JobId) -> None:
+        state = job.state
+        assert isinstance(state, Running), job
+        kill_at = Instant(self.now + job.spec.grace_ms)
+        self._to(
+            job,
+            Completing(state.placement, state.pid, Cause.PREEMPTED, kill_at, preempted_by=by),
+        )
+        self._out.append(Terminate(job.id, job.attempt))
 
     def _stop(self, job: Job, cause: Cause, *, at_once: bool = False, by: str = "") -> None:
         match job.state:
@@ -872,6 +898,8 @@ class Scheduler:
                 self._to(job, Finished(Outcome.TIMEOUT, exit_, "reached its time limit"))
             case Cause.REQUEUED:
                 self._to(job, Pending(self.now))
+            case Cause.PREEMPTED:
+                self._to(job, Pending(self.now, preempted_by=job.state.preempted_by))
             case Cause.START_TIMED_OUT:
                 failures = job.state.launch_failures + 1
                 self._retry_launch(job, failures, "it did not start in time", passing=True)

@@ -40,6 +40,8 @@ class JobSpec:
     unguarded: bool = False
     #: Somebody sits in front of it: rlqd never pauses it.
     interactive: bool = False
+    #: Its user says that it goes on where it was when it is stopped and run again.
+    preemptible: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class Cause(Enum):
     CANCELLED = "cancelled"
     TIMED_OUT = "timed-out"
     REQUEUED = "requeued"
+    PREEMPTED = "preempted"
     START_TIMED_OUT = "start-timed-out"
 
 
@@ -113,6 +116,8 @@ class Pending:
     launch_failures: int = 0
     #: What of it has not ended yet; None: nothing.
     after: After | None = None
+    #: The job it was stopped for.
+    preempted_by: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,8 @@ class Completing:
     launch_failures: int = 0
     #: Who cancelled it; "": its own user.
     by: str = ""
+    #: The job that it is stopped for.
+    preempted_by: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +216,10 @@ class Policy:
     reserve_after_ms: int = 60_000
     #: How long others may pass a job that only the throughput guard keeps waiting.
     throughput_patience_ms: int = 1_800_000
+    #: Whether preemptible jobs are stopped for those of a higher priority.
+    preemption: bool = False
+    #: A job that was started again is not preempted before it has run for so long.
+    preempt_exempt_ms: int = 600_000
     settle_ms: int = 10_000
     margin_pct: int = 10
     launch_retries: int = 3

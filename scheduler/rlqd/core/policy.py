@@ -38,6 +38,7 @@ from rlqd.core.learned import Peaks
 from rlqd.core.limits import AtLimit, Standing, amounts_of
 from rlqd.core.model import GpuId, Instant, JobId, JobSpec, MachineFacts, Placement, Policy
 from rlqd.core.placement import NoRoom, Shortage, host_amounts_short, place
+from rlqd.core.preemption import victims
 from rlqd.core.queue import WaitingQueue
 from rlqd.core.room import Holding, Room
 
@@ -136,6 +137,9 @@ class Plan:
     reservation: Reservation | None = None
     #: The head of the blocked jobs, if it has no reservation yet and time alone may give it one.
     head: JobId | None = None
+    #: To be stopped so that the head can start.
+    preempted: tuple[JobId, ...] = ()
+    preempted_for: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +196,15 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
                     result.reservation = _keep_free(job_id, need, found, outlook, kept_standing)
                 continue
             if result.reservation is None and result.head is None:
-                if now - scene.waiting_since[job_id] >= policy.reserve_after_ms:
+                made = _make_room(scene, spec, outlook, queue.size)
+                if made:
+                    result.preempted, result.preempted_for = tuple(h.job_id for h in made), job_id
+                    # From now on they count as gone, at the soonest at once.
+                    leaving = [replace(h, ends_at=now, prediction=None) for h in made]
+                    outlook.holders = [h for h in outlook.holders if h not in made] + leaving
+                waits_ms = now - scene.waiting_since[job_id]
+                # What was made free for it is nobody else's meanwhile.
+                if made is not None or waits_ms >= policy.reserve_after_ms:
                     kept_standing = standing.with_(spec.user, amounts_of(need))
                     result.reservation = reserve(job_id, spec, need, outlook, kept_standing)
                 else:
@@ -226,6 +238,23 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
         crowd.add(now, job_id, spec, found.gpus)
         result.starts.append(Start(job_id, spec, found))
     return result
+
+
+def _make_room(
+    scene: Scene, spec: JobSpec, outlook: Outlook, waiting: int
+) -> tuple[Holding, ...] | None:
+    """Whom to stop so that this job starts (core/preemption.py); None: stopping does not help."""
+    if not scene.policy.preemption:
+        return None
+    ahead = replace(outlook, room=outlook.room.guessed(), holders=[*outlook.holders])
+    ends_at = latest_end(scene.now, spec)
+
+    def fits() -> bool:
+        crowd = Crowd.of(ahead.holders, scene.facts, waiting)
+        _, found = choose(scene, spec, ahead.of(spec.user, ends_at), crowd)
+        return isinstance(found, Placement)
+
+    return victims(spec.priority, ahead, fits)
 
 
 def _at_limits(scene: Scene, spec: JobSpec) -> tuple[AtLimit, ...]:
@@ -384,8 +413,10 @@ def reserve(
         if end is not None:
             ahead.at = max(ahead.at, end)
         if (found := fits()) is not None:
-            if holding.ends_at is None:
-                found = _keep_running(fits, ahead, by_end[:number]) or found
+            # By then those before it have gone; but a prediction is only a guess, and so is the
+            # moment then: what stays in the way of nothing is reckoned to stay.
+            stay = [h for h in by_end[:number] if not (h.is_end_sure and holding.is_end_sure)]
+            found = _keep_running(fits, ahead, stay) or found
             return reservation(found, end, holding.earliest_end, holding)
     for at in ends:
         ahead.at = at

@@ -63,11 +63,19 @@ class Holding:
     backed_off: BackedOff | None = None
     #: None: it tells no progress.
     prediction: Prediction | None = None
+    #: It may be stopped for a job of a higher priority than this; None: for none.
+    yields_above: int | None = None
+    #: It has been asked to stop.
+    is_leaving: bool = False
 
     @property
     def expected_end(self) -> Instant | None:
         """What people are told, and the order in which jobs are reckoned to leave."""
         return _sooner(self.ends_at, None if self.prediction is None else self.prediction.late)
+
+    @property
+    def is_end_sure(self) -> bool:
+        return self.ends_at is not None and self.expected_end == self.ends_at
 
     @property
     def earliest_end(self) -> Instant | None:

@@ -18,6 +18,24 @@ def waiting_reason(core: Scheduler, plan: Plan | None, job: model.Job, now_unix:
     """One short sentence on why a pending job has not started."""
     state = job.state
     assert isinstance(state, model.Pending)
+    reason = _waiting_reason(core, plan, job, state)
+    if state.preempted_by is not None:
+        return f"PREEMPTED by job {state.preempted_by}; {reason}"
+    return reason
+
+
+def _stopped_for(core: Scheduler, job_id: model.JobId) -> list[model.JobId]:
+    return [
+        h.job_id
+        for h in core.holdings()
+        if isinstance(state := core.jobs[h.job_id].state, model.Completing)
+        and state.preempted_by == job_id
+    ]
+
+
+def _waiting_reason(
+    core: Scheduler, plan: Plan | None, job: model.Job, state: model.Pending
+) -> str:
     if state.held:
         return "held; `rlq release` lets it start"
     if state.after is not None:
@@ -29,6 +47,10 @@ def waiting_reason(core: Scheduler, plan: Plan | None, job: model.Job, now_unix:
         return core.closed
     if plan is None:
         return "the machine has not been read yet"
+    is_head = plan.reservation is not None and plan.reservation.job_id == job.id
+    if is_head and (leaving := _stopped_for(core, job.id)):
+        one = len(leaving) == 1
+        return f"waiting for job{'' if one else 's'} {', '.join(map(str, leaving))} to stop for it"
     blocked = plan.blocked.get(job.spec)
     if blocked is None:
         return "starts at the next look"

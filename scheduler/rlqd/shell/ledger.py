@@ -167,7 +167,10 @@ class Ledger:
             case _:
                 assert_never(state)
         if live.log_path is None:
-            live.log_path = rows.load_detail(self.store.get([job.id])[job.id].detail).log_path
+            stored = rows.load_detail(self.store.get([job.id])[job.id].detail)
+            live.log_path, live.preempted_by = stored.log_path, stored.preempted_by
+        if isinstance(state, model.Pending) and state.preempted_by is not None:
+            live.preempted_by = state.preempted_by
         is_final = isinstance(state, model.Finished)
         exit_ = state.exit if isinstance(state, model.Finished) else model.Exit()
         self.store.update_state(
@@ -180,5 +183,7 @@ class Ledger:
             ended_at=at if is_final else None,
             exit_code=exit_.code,
             signal=exit_.signal,
-            detail=rows.dump_detail(state, placement, usage, progress, live.log_path),
+            detail=rows.dump_detail(
+                state, placement, usage, progress, live.log_path, live.preempted_by
+            ),
         )

@@ -60,6 +60,8 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     placement: WirePlacement | None = None
     usage: Usage | None = None
     progress: Progress | None = None
+    #: The job it was last stopped for.
+    preempted_by: int | None = None
     #: Where its output goes, as told to the submitter: it stays there when the state folder or
     #: the user's home is moved.  "": of an rlq that did not keep it.
     log_path: str = ""
@@ -74,6 +76,7 @@ def dump_detail(
     usage: Usage | None,
     progress: Progress | None,
     log_path: str,
+    preempted_by: int | None = None,
 ) -> bytes:
     fields = {"kind": type(state).__name__, **msgspec.to_builtins(state)}
     return _encoder.encode(
@@ -83,6 +86,7 @@ def dump_detail(
             usage=usage,
             progress=progress,
             log_path=log_path,
+            preempted_by=preempted_by,
         )
     )
 
@@ -156,6 +160,8 @@ def core_spec(spec: WireSpec, uid: int, config: Config) -> model.JobSpec:
         requeue=spec.requeue,
         signature=learned_as(signature_of(spec), uid),
         unguarded=spec.unguarded,
+        interactive=bool(spec.via),
+        preemptible=spec.preemptible,
     )
 
 
@@ -186,6 +192,8 @@ def core_policy(config: Config) -> model.Policy:
         outside_cpu_counts=config.cpu.outside == "subtract",
         mem_mib_reserve=config.memory.mib_reserve,
         reserve_after_ms=config.scheduling.reserve_after_ms,
+        preemption=config.scheduling.preemption == "priority",
+        preempt_exempt_ms=config.scheduling.preempt_exempt_ms,
         settle_ms=config.scheduling.settle_ms,
         margin_pct=config.scheduling.margin_pct,
         launch_retries=config.scheduling.launch_retries,

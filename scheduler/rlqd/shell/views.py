@@ -51,6 +51,8 @@ class Live:
     progress: Tracker | None = None
     #: As `rows.Detail.log_path`; None: not looked up yet.
     log_path: str | None = None
+    #: As `rows.Detail.preempted_by`.
+    preempted_by: int | None = None
 
 
 @dataclass(slots=True)
@@ -129,6 +131,7 @@ class Views:
             cwd="" if is_hidden else spec.cwd,
             resources=spec.resources,
             attempt=row.attempt,
+            preempted_by=detail.preempted_by,
             submitted_at=row.submitted_at,
             started_at=row.started_at,
             ended_at=row.ended_at,
@@ -327,6 +330,8 @@ def supervisor_pid(state: model.State) -> int | None:
 
 def _stopping(now: model.Instant, state: model.Completing) -> str:
     why = "its time limit is reached" if state.cause is model.Cause.TIMED_OUT else "being stopped"
+    if state.preempted_by is not None:
+        why = f"PREEMPTED by job {state.preempted_by}"
     return f"{why}; SIGKILL in {format_duration(max(0, state.kill_at - now) / 1000)}"
 
 

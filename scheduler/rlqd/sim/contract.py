@@ -100,6 +100,9 @@ class Attempt:
     stays: bool = False
     #: It has reached its time limit.
     is_over: bool = False
+    #: For whom it was stopped, and when.
+    preempted_by: JobId | None = None
+    preempted_at: Instant | None = None
     #: When it ends at the latest, if nobody pauses it; None: nobody knows.
     ends_at: Instant | None = None
     #: When it says it ends, which may be a lie.
@@ -176,6 +179,11 @@ class Contract:
     closed: bool = False
     bookings: tuple[Booking, ...] = ()
     quiet: tuple[Quiet, ...] = ()
+    #: Jobs for which all that was stopped has gone: when they have to run.
+    cleared_for: dict[JobId, Instant] = field(default_factory=dict[JobId, Instant])
+    #: When a job last started or ended.
+    changed_at: Instant = field(default=Instant(0))
+    preemptions: int = 0
     #: Launches that met a booking or quiet hours.
     beside_bookings: int = 0
     head: Head | None = None
@@ -209,6 +217,7 @@ class Contract:
         for action in segment:
             self._action(now, action)
         self._turns(now)
+        self._preemptions_lead_somewhere(now)
         if any(isinstance(e, Submitted | RequeueRequested) for e in asked.values()):
             self._queued_within_limits()
         self._starvation(now)
@@ -245,6 +254,10 @@ class Contract:
             ):
                 if attempt := self._attempt(job_id, number):
                     del self.alive[job_id]
+                    self.changed_at = now
+                    by = attempt.preempted_by
+                    if by is not None and all(a.preempted_by != by for a in self.alive.values()):
+                        self.cleared_for[by] = Instant(now + SLACK_MS)
                     if isinstance(event, ProcessExited) and attempt.warned_at is None:
                         self.done.add(job_id)
                     for gpu in attempt.placement.gpus:
@@ -404,6 +417,12 @@ class Contract:
         if attempt := self.alive.get(job.id):
             attempt.running = isinstance(job.state, Running)
             attempt.runs(now, on=attempt.running)
+            if (
+                isinstance(job.state, Completing)
+                and job.state.cause is Cause.PREEMPTED
+                and attempt.preempted_by is None
+            ):
+                self._preempted(now, attempt, job.state.preempted_by)
             is_over = isinstance(job.state, Completing) and job.state.cause is Cause.TIMED_OUT
             if is_over and attempt.spec.time_limit_ms is not None and not attempt.is_over:
                 attempt.is_over = True
@@ -490,6 +509,44 @@ class Contract:
             else:
                 del self.follows[job_id]
 
+    # ---- preemption ----------------------------------------------------------------
+
+    def _preempted(self, now: Instant, attempt: Attempt, by: JobId | None) -> None:
+        job_id = attempt.job_id
+        demand(self.policy.preemption, f"preempted, which nobody has configured: {job_id}")
+        demand(attempt.spec.preemptible, f"preempted, and never said to resume: {job_id}")
+        is_waiting = by in self.waiting_since and by not in self.held
+        demand(is_waiting, f"preempted for a job that does not wait: {job_id} for {by}")
+        assert by is not None
+        is_higher = self.specs[by].priority > attempt.spec.priority
+        demand(is_higher, f"preempted for one of no higher priority: {job_id} for {by}")
+        is_exempt = attempt.number > 1 and attempt.ran_ms < self.policy.preempt_exempt_ms
+        demand(not is_exempt, f"preempted again after {attempt.ran_ms} ms: {job_id}")
+        others = [a.preempted_at for a in self.alive.values() if a.preempted_by == by]
+        earlier = [at for at in others if at is not None]
+        if self.calm and earlier:
+            # What was stopped before was to be enough; so it is unless something has changed.
+            is_news = min(earlier) == now or self.changed_at > min(earlier)
+            demand(is_news, f"preempted while others make room already: {job_id} for {by}")
+        attempt.preempted_by, attempt.preempted_at = by, now
+        self.preemptions += 1
+
+    def _preemptions_lead_somewhere(self, now: Instant) -> None:
+        if not self.calm or self.closed:
+            self.cleared_for.clear()
+            return
+        for job_id, due in list(self.cleared_for.items()):
+            if job_id not in self.waiting_since or self._is_outranked(job_id):
+                del self.cleared_for[job_id]
+                continue
+            demand(now <= due, f"jobs were preempted for {job_id}, which did not start by {due}")
+
+    def _is_outranked(self, job_id: JobId) -> bool:
+        """Somebody before it has come meanwhile, and may have taken its place."""
+        mine = (-self.specs[job_id].priority, job_id)
+        others = [*self.waiting_since, *(a.job_id for a in self.alive.values())]
+        return any((-self.specs[i].priority, i) < mine for i in others)
+
     # ---- launches: an independent measure of room ----------------------------------
 
     def _launched(
@@ -527,6 +584,8 @@ class Contract:
         self.done.discard(job_id)
         self.again.discard(job_id)
         self.launches += 1
+        self.changed_at = now
+        self.cleared_for.pop(job_id, None)
         ends_at = None
         if spec.time_limit_ms is not None:
             ends_at = Instant(now + spec.time_limit_ms + spec.grace_ms)

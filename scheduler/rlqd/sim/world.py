@@ -175,6 +175,8 @@ class World:
     is_calm: bool = field(init=False)
     #: Jobs report their steps/s, and the guard backs off.
     trains: bool = field(init=False)
+    #: Of the jobs of such a calm seed some have a higher priority, and others yield to them.
+    preempts: bool = field(init=False)
     guard: Guard = field(init=False)
     faults: Faults = field(init=False)
     policy: Policy = field(init=False)
@@ -210,6 +212,7 @@ class World:
         self.rng_after = random.Random(f"after {self.seed}")
         self.is_calm = self.seed % 4 == 0
         self.trains = self.seed % 4 == 3
+        self.preempts = self.seed % 8 == 0
         self.faults = Faults.draw(rng)
         if self.is_calm:
             # Only what a job may do by itself.
@@ -236,6 +239,14 @@ class World:
                 patience_ms=8_000,
                 pause_youngest=True,
                 pause_turn_ms=rng.choice([3_000, 8_000]),
+            )
+        if self.preempts:
+            # What is declared is what is counted, so that who was stopped is enough for good.
+            self.policy = replace(
+                self.policy,
+                preemption=True,
+                preempt_exempt_ms=rng.choice([0, 5_000, 20_000]),
+                margin_pct=0,
             )
         self._build_machine()
         self.limits = self._draw_limits()
@@ -826,6 +837,8 @@ class World:
             exclusive=is_big and rng.random() < 0.3,
             time_limit_ms=rng.choice([10_000, 30_000, 30_000, None]),
             grace_ms=rng.choice([0, 10_000]),
+            priority=rng.choice([0, 0, 1, 5]) if self.preempts else 0,
+            preemptible=self.preempts and rng.random() < 0.7,
         )
 
     def _training(self) -> JobSpec:

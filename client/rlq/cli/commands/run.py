@@ -28,7 +28,7 @@ ASK_S = 1.0
 #: For the daemon to learn of an end that the caller saw first.
 END_S = 10.0
 #: Options of `submit` that say nothing here: its output goes to the caller, who waits for it.
-LEFT_OUT = frozenset({"log", "log_max", "requeue", "hold", "wait", "quiet"})
+LEFT_OUT = frozenset({"preemptible", "log", "log_max", "requeue", "hold", "wait", "quiet"})
 DID_NOT_RUN = 1
 
 

@@ -97,6 +97,7 @@ def print_job(job: Job, now: float, *, reveal: bool, acts: Sequence[Act] = ()) -
             ("ended", moment(job.ended_at, now)),
             ("time", spent(job, now) if job.started_at is not None else ""),
             ("attempt", str(job.attempt) if job.attempt > 1 else ""),
+            ("preempted", f"by job {job.preempted_by}" if job.preempted_by is not None else ""),
             ("priority", str(job.priority) if job.priority else ""),
             ("asked for", asked_for(job)),
             ("waits for", compress(job.after)),

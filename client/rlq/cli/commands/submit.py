@@ -142,6 +142,11 @@ QUEUE_OPTIONS = (
         "--grace", metavar="TIME", type=DURATION, help="From SIGTERM to SIGKILL; default 30s."
     ),
     click.option("--requeue", is_flag=True, help="Queue it again if the machine reboots."),
+    click.option(
+        "--preemptible",
+        is_flag=True,
+        help="It resumes: may be stopped, and queued again, for a higher priority.",
+    ),
     click.option("--hold", is_flag=True, help="Do not start it before `rlq release`."),
     click.option(
         "--after",
@@ -303,6 +308,7 @@ def make_spec(
         log=options["log"],
         log_max=options["log_max"],
         like=options["like"],
+        preemptible=bool(options["preemptible"]),
         remote=remote,
     )
 
