@@ -296,8 +296,9 @@ class Group:
     def __init__(self, path: str, files: "dict[str, str]") -> None:
         """Make it, with these limits.  Raises: OSError."""
         self.path = path
-        os.mkdir(path, 0o755)
+        os.mkdir(path)
         try:
+            os.chmod(path, 0o755)  # programs look there for how much they may use
             for name, text in files.items():
                 self._write(name, text)
         except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,9 @@ class Machine:
         self.root = folder / "cgroup"
         for place in (self.bin, self.proc / "self", self.root):
             place.mkdir(parents=True)
+        #: Of whoever runs the tests.
+        self.lingering = folder / "linger"
+        self.lingering.mkdir()
         self.now = 0.0
         (self.proc / "self/mounts").write_text(f"cgroup2 {self.root} cgroup2 rw 0 0\n")
         (self.proc / "self/cgroup").write_text("1:cpu:/\n0::/box\n")
@@ -64,6 +68,10 @@ class Machine:
         if text:
             (self.bin / "complaint").write_text(text)
 
+    def run_by_the_manager_of(self, uid: int) -> None:
+        own = f"/user.slice/user-{uid}.slice/user@{uid}.service/app.slice/rlqd.service"
+        (self.proc / "self/cgroup").write_text(f"0::{own}\n")
+
     def group(self, path: str, *controllers: str) -> Path:
         folder = self.root / path
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +87,7 @@ class Machine:
             uid=uid,
             proc_root=self.proc,
             booted=self.booted,
+            lingering=self.lingering,
             environ={"PATH": f"{self.bin}:{os.environ['PATH']}"},
             clock=lambda: self.now,
         )
@@ -168,6 +177,7 @@ def test_each_job_of_root_s_daemon_gets_a_scope_of_the_system_s_manager(machine:
 
 def test_a_user_s_own_daemon_speaks_to_the_user_s_manager(machine: Machine) -> None:
     machine.boot_systemd("memory.max", "pids.max")
+    machine.run_by_the_manager_of(1234)
     fences = machine.fences(uid=1234)
     assert fences.find().means is Means.SCOPE
     assert "--user" in machine.asked()
@@ -180,8 +190,22 @@ def test_a_user_s_own_daemon_speaks_to_the_user_s_manager(machine: Machine) -> N
     assert fence.wrapper_env["XDG_RUNTIME_DIR"] == "/run/user/1234"
 
 
+def test_no_job_of_a_user_s_own_daemon_ends_with_the_login(machine: Machine) -> None:
+    # The manager stops with the last session, and with it every scope that it has made.
+    machine.boot_systemd("memory.max")
+    own = "/user.slice/user-1.slice/session-3.scope"
+    (machine.proc / "self/cgroup").write_text(f"0::{own}\n")
+    fences = machine.fences(uid=1)
+    assert fences.find().means is Means.AFFINITY
+    assert "loginctl enable-linger" in fences.found.problem
+    assert fences.lacking() == "", "it is as it was before, and nothing is amiss"
+    (machine.lingering / pwd.getpwuid(1).pw_name).touch()
+    assert fences.find().means is Means.SCOPE
+
+
 def test_what_systemd_accepts_and_does_not_enforce_is_told(machine: Machine) -> None:
     machine.boot_systemd("memory.max", "pids.max")
+    machine.run_by_the_manager_of(1234)
     found = machine.fences(uid=1234).find()
     assert found.controllers == {"memory", "pids"}
     missing = "your own systemd manager has no control-group controller (v2) for cpuset, io"

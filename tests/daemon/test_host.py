@@ -432,7 +432,8 @@ def test_memory_is_the_tightest_cgroups_where_it_has_a_limit(
     (folder / "memory.max").write_text(f"{16 << 30}\n")
     (folder / "memory.current").write_text(f"{6 << 30}\n")
     (folder / "memory.stat").write_text(f"anon 5\ninactive_file {2 << 30}\n")
-    monitor = HostMonitor(cgroup="/lab/rlq.slice", proc_root=proc.root, cgroup_root=root)
+    monitor = HostMonitor(proc_root=proc.root)
+    monitor.set_cgroup("/lab/rlq.slice", root)
     reading = monitor.read(())
     assert (reading.mem_mib_total, reading.mem_mib_available) == (16384, 12288)
 

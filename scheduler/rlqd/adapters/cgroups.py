@@ -20,6 +20,10 @@ scope when the kernel kills a process in it for memory.
 
 A scope that cannot be made starts nothing, and no job is to wait for a bus that has gone: after
 such a failure jobs start without a fence, and once a minute it is tried whether one can be made.
+
+A user's manager ends with the last login, and all its scopes with it, unless it lingers.  A job
+used to live on in the session it came from; so without lingering a user's own daemon that is not
+itself run by the manager makes no scopes.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import errno
 import itertools
 import logging
 import os
+import pwd
 import shutil
 import subprocess
 import threading
@@ -73,6 +78,7 @@ class Fences:
         uid: int | None = None,
         proc_root: Path = Path("/proc"),
         booted: Path = Path("/run/systemd/system"),
+        lingering: Path = Path("/var/lib/systemd/linger"),
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,17 +86,21 @@ class Fences:
         Args:
             queue_id: tells this daemon's jobs from those of others on this machine.
             booted: exists where systemd is the init (sd_booted(3)).
+            lingering: has a file for each user whose manager outlives the last logout.
         """
         self._queue = queue_id[:8]
         self._enabled = enabled
         self._uid = os.geteuid() if uid is None else uid
         self._proc = proc_root
         self._booted = booted
+        self._lingering = lingering
         self._environ = environ
         self._clock = clock
         self._probes = itertools.count()
         self._thread: threading.Thread | None = None
         self._retry_at = 0.0
+        #: Why there are no scopes where there should be.
+        self._lacking = ""
         #: Replaced as a whole.
         self.found = Enforcement(means=Means.AFFINITY, problem="not looked at yet")
 
@@ -98,14 +108,22 @@ class Fences:
 
     def find(self) -> Enforcement:
         """Look what can be enforced; takes some 20 ms, or a few seconds where systemd hangs."""
+        lacking = ""
         if not self._enabled:
             found = Enforcement(means=Means.AFFINITY, problem="[enforce] mode is off")
-        elif self._booted.is_dir():
-            found = self._try_scope()
-        else:
+        elif not self._booted.is_dir():
             found = self._own_groups()
+        elif not self._outlives_logout():
+            found = Enforcement(
+                means=Means.AFFINITY,
+                problem="your systemd manager ends what it runs when you log out;"
+                " `loginctl enable-linger` keeps it",
+            )
+        else:
+            found = self._try_scope()
+            lacking = found.problem if found.means is Means.AFFINITY else ""
         self._retry_at = self._clock() + _RETRY_S
-        self.found = found
+        self.found, self._lacking = found, lacking
         return found
 
     def failed(self, why: str) -> None:
@@ -115,13 +133,12 @@ class Fences:
             self.found = replace(
                 self.found, means=Means.AFFINITY, controllers=frozenset(), problem=why
             )
+            self._lacking = why
             self._retry_at = self._clock() + _RETRY_S
 
     def lacking(self) -> str:
-        """Why there are no scopes where there should be; "": there are, or systemd is not."""
-        if self.found.means is Means.AFFINITY and self._enabled and self._booted.is_dir():
-            return self.found.problem
-        return ""
+        """Why there are no scopes where there should be; "": nothing is amiss."""
+        return self._lacking
 
     def look(self) -> None:
         """Call it now and then: tries again, in a thread, whether scopes can be made."""
@@ -187,6 +204,16 @@ class Fences:
                 self._environ.get("DBUS_SESSION_BUS_ADDRESS") or f"unix:path={runtime}/bus"
             )
         return env
+
+    def _outlives_logout(self) -> bool:
+        """Whether the manager does: jobs of a daemon outside it must not end before the daemon,
+        which a session that was left behind lets live on."""
+        if self._uid == 0 or f"/user@{self._uid}.service/" in (_own_group(self._proc) or ""):
+            return True
+        try:
+            return (self._lingering / pwd.getpwuid(self._uid).pw_name).exists()
+        except KeyError:
+            return False
 
     def _try_scope(self) -> Enforcement:
         root = _mount_of_version_2(self._proc)

@@ -85,8 +85,8 @@ def cpus(sys_root: Path = Path("/sys"), allowed: Collection[int] | None = None) 
 class HostMonitor:
     """Reads CPU load, memory and the jobs' process trees.  Safe to use from several threads.
 
-    `cgroup`: the cgroup (v2, below `cgroup_root`) whose memory limit the jobs live under; None:
-    the daemon's own.  A daemon whose jobs run in scopes elsewhere must name theirs.
+    The jobs live under the memory limits of the daemon's own cgroup, unless `set_cgroup` names
+    another: a daemon whose jobs run in scopes must name theirs.
 
     Make the monitor well before the first reading: rates are of the time between.  Before
     0.1 s have passed, the machine counts as busy, which admits nothing.
@@ -95,14 +95,13 @@ class HostMonitor:
     def __init__(
         self,
         *,
-        cgroup: str | None = None,
         proc_root: Path = Path("/proc"),
         cgroup_root: Path = Path("/sys/fs/cgroup"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._proc = str(proc_root)
         self._cgroup_root = cgroup_root
-        self._cgroup = _own_cgroup(proc_root) if cgroup is None else cgroup
+        self._cgroup = _own_cgroup(proc_root)
         self._clock = clock
         self._lock = threading.Lock()
 
@@ -131,7 +130,7 @@ class HostMonitor:
         self._described: dict[tuple[int, int], tuple[float, tuple[str, str]]] = {}
 
     def set_cgroup(self, cgroup: str, cgroup_root: Path) -> None:
-        """As `cgroup` and `cgroup_root`, where they are known only later."""
+        """The jobs are in this one (v2, below `cgroup_root`), and under its memory limit."""
         with self._lock:
             self._cgroup, self._cgroup_root = cgroup, cgroup_root
 
