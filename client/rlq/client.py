@@ -55,6 +55,8 @@ _REPEATABLE = (
     | m.Status
     | m.Profile
     | m.Drain
+    | m.Claim
+    | m.Bookings
     | m.ListKeys
 )
 #: How often a broken connection is tried again; a restart of the daemon takes about a second.
@@ -415,6 +417,56 @@ class Client:
     def drain(self, on: bool = True) -> str:
         """Start nothing more, or go on starting; what the daemon said."""
         return self._ask(m.Drain(on=on), m.Ok).message
+
+    def reserve(
+        self,
+        *,
+        users: Sequence[str] = (),
+        gpus: int = 0,
+        gpu_indices: Sequence[int] = (),
+        cores: int | None = None,
+        mem_mib: int | None = None,
+        starts_at: float | None = None,
+        ends_at: float,
+        name: str = "",
+        maintenance: bool = False,
+    ) -> m.Booking:
+        """Book capacity for some users' jobs (administrators); docs/bookings.md.
+
+        Args:
+            gpus: so many devices of the daemon's choice, beside those of `gpu_indices`.
+            cores, mem_mib: None: for each GPU what a job gets that declares nothing.
+            starts_at, ends_at: Unix seconds; None: now.
+            maintenance: all of the machine, for nobody's jobs.
+        """
+        asked = m.Reserve(
+            name=name,
+            users=tuple(users),
+            gpus=gpus,
+            gpu_indices=tuple(gpu_indices),
+            cores=cores,
+            mem_mib=mem_mib,
+            starts_at=time.time() if starts_at is None else starts_at,
+            ends_at=ends_at,
+            maintenance=maintenance,
+        )
+        return self._ask(asked, m.Booked).booking
+
+    def claim(self, gpu: int, *, for_ms: int) -> m.Booking:
+        """Keep a GPU for one's own work outside the queue, from now on."""
+        return self._ask(m.Claim(gpu_index=gpu, for_ms=for_ms), m.Booked).booking
+
+    def release_claim(self, gpu: int | None = None) -> str:
+        """End one's claim (None: of whatever GPU); what the daemon said."""
+        return self._ask(m.Unbook(claim=True, gpu_index=gpu), m.Ok).message
+
+    def unbook(self, name: str) -> str:
+        """End what is booked by this name; what the daemon said."""
+        return self._ask(m.Unbook(name=name), m.Ok).message
+
+    def bookings(self) -> m.Calendar:
+        """What is booked and not over, and quiet hours."""
+        return self._ask(m.Bookings(), m.Calendar)
 
     def stop_daemon(self) -> str:
         """The daemon exits; running jobs run on."""

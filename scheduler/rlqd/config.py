@@ -21,6 +21,7 @@ from typing import Any
 from rlq.errors import UsageError
 from rlq.protocol import units
 from rlq.protocol.keys import PORT
+from rlqd.hours import Hours, parse_hours
 
 # ---- kinds of value ----------------------------------------------------------------
 
@@ -181,6 +182,19 @@ DEVICES = Kind(
     _parse_devices,
     lambda devices: json.dumps(list(devices)),
     'a list of GPU numbers or UUIDs such as [0, 1] or ["GPU-5a…"]; empty: all',
+)
+
+
+def _parse_hours(value: object) -> tuple[Hours, ...]:
+    if not isinstance(value, list):
+        raise ValueError
+    return tuple(parse_hours(_string(text)) for text in value)
+
+
+HOURS = Kind(
+    _parse_hours,
+    lambda hours: json.dumps([one.text for one in hours]),
+    'a list of hours such as ["Mon-Fri 09:00-18:00", "Sat 22:00-02:00"]; empty: none',
 )
 
 
@@ -418,6 +432,37 @@ class Limits(Limit):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quiet:
+    """Hours in which the queue uses only a share of the machine (docs/bookings.md)."""
+
+    hours: tuple[Hours, ...] = _key(
+        "hours",
+        HOURS,
+        [],
+        "When, in local time. Jobs that run then run on; new ones keep within the share.",
+    )
+    gpus: int | None = _key(
+        "gpus", optional(whole(0, 1000)), "", "So many GPUs, those with the lowest numbers."
+    )
+    cores: int | None = _key("cores", optional(whole(0, 4096)), "", "So many cores.")
+    sm_pct: int | None = _key(
+        "sm", optional(share(1)), "", "So much of each GPU, in place of `gpu.sm_limit`."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bookings:
+    """What users may book for themselves (docs/bookings.md)."""
+
+    claim_ms_max: int = _key(
+        "claim_max",
+        duration("0s", "30d"),
+        "4h",
+        "Longest time a user may `rlq claim` a GPU for; `0s`: only administrators may.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
     """The throughput guard: packing stops when one more job no longer helps."""
 
@@ -619,6 +664,8 @@ SECTIONS: dict[str, type] = {
     "memory": Memory,
     "scheduling": Scheduling,
     "limits": Limits,
+    "quiet": Quiet,
+    "bookings": Bookings,
     "guard": Guard,
     "mps": Mps,
     "remote": Remote,
@@ -649,6 +696,8 @@ class Config:
     memory: Memory = field(default_factory=Memory)
     scheduling: Scheduling = field(default_factory=Scheduling)
     limits: Limits = field(default_factory=Limits)
+    quiet: Quiet = field(default_factory=Quiet)
+    bookings: Bookings = field(default_factory=Bookings)
     guard: Guard = field(default_factory=Guard)
     mps: Mps = field(default_factory=Mps)
     remote: Remote = field(default_factory=Remote)

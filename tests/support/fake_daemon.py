@@ -202,6 +202,36 @@ class FakeDaemon:
             case m.Drain():
                 self.draining = request.on
                 return m.Ok(message="draining" if request.on else "open")
+            case m.Reserve():
+                return m.Booked(
+                    booking=m.Booking(
+                        kind="maintenance" if request.maintenance else "reservation",
+                        name=request.name or "made_up_1",
+                        by="root",
+                        users=request.users,
+                        gpu_indices=tuple(range(request.gpus)),
+                        cores=request.cores or 0,
+                        mem_mib=request.mem_mib or 0,
+                        starts_at=request.starts_at,
+                        ends_at=request.ends_at,
+                    )
+                )
+            case m.Claim():
+                now = time.time()
+                return m.Booked(
+                    booking=m.Booking(
+                        kind="claim",
+                        name="claim_1",
+                        by="me",
+                        gpu_indices=(request.gpu_index,),
+                        starts_at=now,
+                        ends_at=now + request.for_ms / 1000,
+                    )
+                )
+            case m.Unbook():
+                return m.Ok(message=f"no longer booked: {request.name or 'claim_1'}")
+            case m.Bookings():
+                return m.Calendar()
             case m.Stop() | m.EnrolKey() | m.RevokeKey():
                 return m.Ok()
             case m.ListKeys():

@@ -41,6 +41,8 @@ VERBS: dict[str, str] = {
     "resume": "Let paused jobs go on.",
     "requeue": "Queue jobs again.",
     "gpus": "The GPUs: who uses what, in the queue and outside it.",
+    "claim": "Keep a GPU for your own work outside the queue.",
+    "reserve": "Book capacity for some users' jobs (administrators).",
     "profile": "What was learned of programs: memory, speed, how they share.",
     "calibrate": "Measure how many SAC jobs this machine runs best.",
     "status": "The daemon and the machine at a glance.",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from rlq.cli.output import NONE, Cell, Column, Row, print_table, print_tsv
+from rlq.protocol.bookings import format_clock
 from rlq.protocol.messages import Act, Job, Placement, Progress
 from rlq.protocol.states import JobState
 from rlq.protocol.units import format_duration
@@ -308,8 +309,4 @@ def act_in_words(act: Act) -> str:
 
 def clock(at: float | None, now: float) -> str:
     """'14:03' today, else '28 Nov 14:03'."""
-    if at is None:
-        return NONE
-    then, today = time.localtime(at), time.localtime(now)
-    same_day = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
-    return time.strftime("%H:%M" if same_day else "%d %b %H:%M", then)
+    return NONE if at is None else format_clock(at, now)

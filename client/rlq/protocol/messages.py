@@ -277,6 +277,45 @@ class Drain(Message, frozen=True, kw_only=True):
     on: bool = True
 
 
+class Reserve(Message, frozen=True, kw_only=True):
+    """Book capacity for some users' jobs, or all of the machine for nobody's (administrators)."""
+
+    #: "": the daemon makes one up.
+    name: str = ""
+    #: Login names.
+    users: tuple[str, ...] = ()
+    #: Devices by number, and so many more of the daemon's choice.
+    gpu_indices: tuple[int, ...] = ()
+    gpus: int = 0
+    #: None: for each GPU what a job gets that declares nothing.
+    cores: int | None = None
+    mem_mib: int | None = None
+    starts_at: float
+    ends_at: float
+    #: All of the machine, for nobody's jobs.
+    maintenance: bool = False
+
+
+class Claim(Message, frozen=True, kw_only=True):
+    """Book one GPU at once, for the caller's work outside the queue."""
+
+    gpu_index: int
+    for_ms: int
+
+
+class Unbook(Message, frozen=True, kw_only=True):
+    """End what is booked: by its name, or (`claim`) the caller's claim."""
+
+    name: str = ""
+    claim: bool = False
+    #: Which claim; None: the caller's only one.
+    gpu_index: int | None = None
+
+
+class Bookings(Message, frozen=True, kw_only=True):
+    """What is booked and not over."""
+
+
 class Stop(Message, frozen=True, kw_only=True):
     """Ask the daemon to exit.  Running jobs run on."""
 
@@ -319,6 +358,10 @@ Request = (
     | Forget
     | Audit
     | Drain
+    | Reserve
+    | Claim
+    | Unbook
+    | Bookings
     | Stop
     | ListKeys
     | EnrolKey
@@ -397,12 +440,14 @@ class Holder(Part, frozen=True, kw_only=True):
     amount: int = 0
     #: When it is expected to end; None: nobody knows.
     ends_at: float | None = None
+    #: It is kept, not held: why, in words.
+    kept: str = ""
 
 
 class Shortage(Part, frozen=True, kw_only=True):
     """One resource a job waits for.  Amounts are in `unit`."""
 
-    #: "gpu memory", "gpu sm", "cores", "host memory", "gpu"
+    #: "gpu memory", "gpu sm", "cores", "host memory", "gpu", "machine"
     resource: str
     unit: str
     need: int
@@ -466,6 +511,37 @@ class Throughput(Part, frozen=True, kw_only=True):
     antt: float | None = None
 
 
+class Booking(Part, frozen=True, kw_only=True):
+    """Capacity that is for some users' jobs alone, or for nobody's."""
+
+    #: "reservation", "maintenance" or "claim"
+    kind: str
+    name: str
+    #: Who made it.
+    by: str
+    #: Whose jobs may use it; empty: nobody's.
+    users: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()  # UUIDs
+    gpu_indices: tuple[int, ...] = ()  # -1: it cannot be read now
+    cores: int = 0
+    mem_mib: int = 0
+    starts_at: float
+    ends_at: float
+    #: Other users' jobs on its devices that have no sure end before it starts.
+    jobs: tuple[int, ...] = ()
+
+
+class Quiet(Part, frozen=True, kw_only=True):
+    """Hours in which the queue uses only a share of the machine.  None: all there is."""
+
+    starts_at: float
+    #: None: for ever.
+    ends_at: float | None = None
+    gpus: int | None = None
+    cores: int | None = None
+    sm_pct: int | None = None
+
+
 class GpuProcess(Part, frozen=True, kw_only=True):
     pid: int
     user: str
@@ -521,6 +597,9 @@ class Machine(Message, frozen=True, kw_only=True):
     nvml_problem: str = ""
     #: There is no NVIDIA driver here, and so nothing is wrong.
     nvml_absent: bool = False
+    #: What is booked for now.
+    bookings: tuple[Booking, ...] = ()
+    quiet: Quiet | None = None
 
 
 class SoloRate(Part, frozen=True, kw_only=True):
@@ -625,6 +704,20 @@ class Acts(Message, frozen=True, kw_only=True):
     more: bool = False
 
 
+class Booked(Message, frozen=True, kw_only=True):
+    """The answer to Reserve and Claim.  It survives whatever comes."""
+
+    booking: Booking
+
+
+class Calendar(Message, frozen=True, kw_only=True):
+    """By start."""
+
+    bookings: tuple[Booking, ...] = ()
+    #: The quiet hours that hold now, or that come next.
+    quiet: Quiet | None = None
+
+
 class DaemonStatus(Message, frozen=True, kw_only=True):
     version: str
     pid: int
@@ -659,6 +752,8 @@ Reply = (
     | Variables
     | Machine
     | Profiles
+    | Booked
+    | Calendar
     | Keys
     | Acts
     | DaemonStatus

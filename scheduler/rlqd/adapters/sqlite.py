@@ -108,6 +108,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX audit_job ON audit (job)",
         "CREATE INDEX audit_owner ON audit (owner_uid)",
     ),
+    # Reservations, maintenance and claims: opaque here.
+    ("CREATE TABLE booking (id INTEGER PRIMARY KEY, body BLOB NOT NULL)",),
 )
 
 _encode_json = msgspec.json.Encoder().encode
@@ -547,6 +549,20 @@ class Store:
 
     def set_meta(self, key: str, value: str) -> None:
         self._run("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
+
+    def insert_booking(self, body: bytes) -> int:
+        """Its id."""
+        row = self._run("INSERT INTO booking (body) VALUES (?)", (body,)).lastrowid
+        assert row is not None
+        return row
+
+    def drop_bookings(self, ids: Iterable[int]) -> None:
+        for id in ids:
+            self._run("DELETE FROM booking WHERE id = ?", (id,))
+
+    def bookings(self) -> list[tuple[int, bytes]]:
+        """All rows of `insert_booking`, by id."""
+        return self._all("SELECT id, body FROM booking ORDER BY id")
 
     def put_learned(self, rows: Iterable[tuple[str, bytes, float]]) -> None:
         """(key, body, Unix time): added, or put in the place of the key's old row."""

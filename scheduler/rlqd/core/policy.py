@@ -202,6 +202,7 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
                     # From now on they count as gone, at the soonest at once.
                     leaving = [replace(h, ends_at=now, prediction=None) for h in made]
                     outlook.holders = [h for h in outlook.holders if h not in made] + leaving
+                    outlook.changed()
                 waits_ms = now - scene.waiting_since[job_id]
                 # What was made free for it is nobody else's meanwhile.
                 if made is not None or waits_ms >= policy.reserve_after_ms:

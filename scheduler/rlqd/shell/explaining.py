@@ -13,12 +13,15 @@ from rlqd.core.machine import Scheduler
 from rlqd.core.policy import Plan, shortest
 from rlqd.core.room import Holding
 
+#: What keeps something from the queue, in words: "claimed by alice until 16:10".
+KeptWords = Callable[[model.Booking | model.Quiet], str]
 
-def waiting_reason(core: Scheduler, plan: Plan | None, job: model.Job, now_unix: float) -> str:
+
+def waiting_reason(core: Scheduler, plan: Plan | None, job: model.Job, kept: KeptWords) -> str:
     """One short sentence on why a pending job has not started."""
     state = job.state
     assert isinstance(state, model.Pending)
-    reason = _waiting_reason(core, plan, job, state)
+    reason = _waiting_reason(core, plan, job, state, kept)
     if state.preempted_by is not None:
         return f"PREEMPTED by job {state.preempted_by}; {reason}"
     return reason
@@ -34,7 +37,7 @@ def _stopped_for(core: Scheduler, job_id: model.JobId) -> list[model.JobId]:
 
 
 def _waiting_reason(
-    core: Scheduler, plan: Plan | None, job: model.Job, state: model.Pending
+    core: Scheduler, plan: Plan | None, job: model.Job, state: model.Pending, kept: KeptWords
 ) -> str:
     if state.held:
         return "held; `rlq release` lets it start"
@@ -60,7 +63,11 @@ def _waiting_reason(
         return f"would delay job {blocked.reserved_for}, which waits for the same and comes first"
     assert blocked.no_room is not None
     short = shortest(blocked.no_room)
-    return "waiting for " + ", ".join(_short_words(core, s) for s in short)
+    words = "waiting for " + ", ".join(_short_words(core, s, kept) for s in short)
+    meets = any(isinstance(s.kept, model.Booking) and s.kept.starts_at > core.now for s in short)
+    if meets and job.spec.time_limit_ms is None:
+        words += "; without a time limit it may still run then"
+    return words
 
 
 def explanation(
@@ -70,6 +77,7 @@ def explanation(
     *,
     now_unix: float,
     user_of: Callable[[model.JobId], str],
+    kept: KeptWords,
 ) -> Explanation:
     """The whole story of a pending job."""
     assert isinstance(job.state, model.Pending)
@@ -84,9 +92,9 @@ def explanation(
     return Explanation(
         id=job.id,
         state=JobState.PENDING,
-        summary=waiting_reason(core, plan, job, now_unix),
+        summary=waiting_reason(core, plan, job, kept),
         shortages=tuple(
-            _shortage(core, s, holdings, now_unix, user_of)
+            _shortage(core, s, holdings, now_unix, user_of, kept)
             for alternative in alternatives
             for s in alternative
         ),
@@ -119,12 +127,16 @@ def _after_words(after: model.After) -> str:
     return f"waits until {jobs} {verb}{'s' if len(after.job_ids) == 1 else ''}"
 
 
-def _short_words(core: Scheduler, short: placement.Shortage) -> str:
+def _short_words(core: Scheduler, short: placement.Shortage, kept: KeptWords) -> str:
     where = ""
     if short.gpu is not None:
         where = f" on GPU {_indices(core).get(short.gpu, '?')}"
     if short.verdict is not None:
         return _throughput_words(short.verdict, where)
+    if short.kept is not None and short.resource in ("gpu", "machine"):
+        what = where.removeprefix(" on ") or "the machine"
+        which = ":" if isinstance(short.kept, model.Quiet) else ", which is"
+        return f"{what}{which} {kept(short.kept)}"
     if short.resource == "gpu":
         if where:
             return f"a GPU: GPU{where.removeprefix(' on GPU')}: {short.note}"
@@ -136,6 +148,7 @@ def _short_words(core: Scheduler, short: placement.Shortage) -> str:
     return (
         f"{short.resource}{where}: {_amount(short.need, short.unit)} needed,"
         f" {_amount(short.free, short.unit)} free"
+        + (f" ({kept(short.kept)})" if short.kept is not None else "")
     )
 
 
@@ -186,6 +199,7 @@ def _shortage(
     holdings: list[Holding],
     now_unix: float,
     user_of: Callable[[model.JobId], str],
+    kept: KeptWords,
 ) -> Shortage:
     holders = [
         Holder(
@@ -197,6 +211,13 @@ def _shortage(
         for h in holdings
         if (amount := _held(short, h)) > 0
     ]
+    if short.kept is not None:
+        # What is left is not free for this job, and nobody outside the queue has it.
+        words = kept(short.kept)
+        holders = [Holder(kept=words)] if short.resource in ("gpu", "machine") else holders
+        left = short.total - short.free - sum(h.amount for h in holders)
+        if len(holders) != 1 or not holders[0].kept:
+            holders.append(Holder(kept=words, amount=max(0, left)))
     outside = short.total - short.free - sum(h.amount for h in holders)
     if outside > 0 and short.resource in ("gpu memory", "gpu sm", "cores", "host memory"):
         holders.append(Holder(amount=outside))

@@ -41,6 +41,7 @@ from rlqd.core.machine import Scheduler, placement_of
 from rlqd.shell import enforcing, launching, learning, rows, sampling
 from rlqd.shell.accounts import Accounts
 from rlqd.shell.attempts import Attempts
+from rlqd.shell.bookings import Bookings
 from rlqd.shell.ledger import Ledger
 from rlqd.shell.limits import LimitTable
 from rlqd.shell.mps import MpsJobs
@@ -143,6 +144,7 @@ class Pump:
     core: Scheduler = field(default_factory=Scheduler)
     live: dict[model.JobId, Live] = field(default_factory=dict[model.JobId, Live])
     limits: LimitTable = field(init=False)
+    bookings: Bookings = field(init=False)
     views: Views = field(init=False)
     desk: Desk = field(init=False)
     ledger: Ledger = field(init=False)
@@ -165,6 +167,13 @@ class Pump:
     def __post_init__(self) -> None:
         self.accounts.admin_group = self.config.daemon.admin_group
         self.limits = LimitTable(self.config.limits, self.accounts)
+        self.bookings = Bookings(
+            store=self.store,
+            config=self.config,
+            accounts=self.accounts,
+            core=lambda: self.core,
+            gpu_indices=lambda: self.views.gpu_indices(),
+        )
         self.views = Views(
             config=self.config,
             logs_dir=str(self.logs_dir),
@@ -176,6 +185,8 @@ class Pump:
             supervisor_of=self.supervisor_of,
             owner_of=self.owner_of,
             enforcement=lambda: self.fences.found,
+            booked_now=partial(self.bookings.calendar, current_only=True),
+            kept_words=self.bookings.words,
             mps=self.mps,
         )
         self.desk = Desk(
@@ -618,6 +629,15 @@ class Pump:
                 return self._drain(on, peer, now)
             case wire.Audit() as request:
                 return self.desk.audit(request, peer)
+            case wire.Reserve() as request:
+                self._require_operator(peer)
+                return self._booking(partial(self.bookings.reserve, request, peer))
+            case wire.Claim() as request:
+                return self._booking(partial(self.bookings.claim, request, peer))
+            case wire.Unbook() as request:
+                return self._booking(partial(self.bookings.end, request, peer))
+            case wire.Bookings():
+                return self.bookings.calendar()
             case wire.Stop():
                 self._require_operator(peer)
                 self.wants_stop = True
@@ -664,6 +684,11 @@ class Pump:
             run_on = f"{running} job runs on" if running == 1 else f"{running} jobs run on"
             return wire.Ok(message=f"draining: nothing new starts; {run_on}")
         return wire.Ok(message="no longer draining")
+
+    def _booking(self, change: Callable[[], R]) -> R:
+        if self._broken:
+            raise unavailable(self._broken)
+        return change()
 
     def _forget(self, signature: str, peer: Peer, now: model.Instant) -> wire.Reply:
         self._require_operator(peer)
@@ -773,6 +798,9 @@ class Pump:
                 }
             )
         self._facts = [*found]
+        self.bookings.forget()
+        if (news := self.bookings.news(now)) is not None:
+            self._facts.append(news)
         self._tell_admission(now)
         if found:
             log.info("found %d jobs that had started before", len(found))
@@ -830,6 +858,8 @@ class Pump:
 
     def _housekeep(self, now: model.Instant) -> None:
         self.notifier.watchdog()
+        if not self._broken and (news := self.bookings.news(now)) is not None:
+            self._facts.append(news)
         if now >= self._database_due:
             self._database_due = now + DATABASE_PERIOD_MS
             self._look_at_database(now)
@@ -917,7 +947,8 @@ class Pump:
             self._check_accounts()
             self.core.policy = rows.core_policy(self.config)
             self.core.guard.policy = rows.guard_policy(self.config)
-            self.views.config = self.desk.config = self.config
+            self.views.config = self.desk.config = self.bookings.config = self.config
+            self.bookings.forget()
             self.sampler.set_period(self.config.monitor.period_ms / 1000)
             log.info(
                 "the configuration was read again; [cpu] include and smt, [gpu] include, [mps],"

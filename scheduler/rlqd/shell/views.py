@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlq.protocol.messages import (
+    Calendar,
     DaemonStatus,
     Explanation,
     Gpu,
@@ -69,6 +70,9 @@ class Views:
     supervisor_of: Callable[[int], int | None]
     owner_of: Callable[[int], tuple[str, str]]
     enforcement: Callable[[], Enforcement]
+    #: What is booked just now, and a window of the core's in words.
+    booked_now: Callable[[], Calendar] = Calendar
+    kept_words: explaining.KeptWords = str
     #: None: CUDA MPS is left alone.
     mps: MpsJobs | None = None
     started_at: float = field(default_factory=time.time)
@@ -104,7 +108,7 @@ class Views:
         if known is not None:
             if isinstance(known.state, model.Pending):
                 after = () if known.state.after is None else known.state.after.job_ids
-                reason = explaining.waiting_reason(self.core, self.plan(), known, time.time())
+                reason = explaining.waiting_reason(self.core, self.plan(), known, self.kept_words)
             elif isinstance(known.state, model.Completing):
                 reason = _stopping(self.core.now, known.state)
             elif isinstance(known.state, model.Suspended) and known.state.backed_off is not None:
@@ -198,6 +202,7 @@ class Views:
             job,
             now_unix=time.time(),
             user_of=lambda job_id: self.live[job_id].user if job_id in self.live else "",
+            kept=self.kept_words,
         )
 
     # ---- the machine ---------------------------------------------------------------
@@ -209,6 +214,7 @@ class Views:
     def machine(self) -> Machine:
         host, gpus = self.host(), self.gpus()
         holdings = self.core.holdings()
+        booked = self.booked_now()
         facts = self.core.facts
         crowd = Crowd.of(holdings, facts) if facts is not None else None
         physical = len({c.physical for c in facts.cores}) if facts is not None else 0
@@ -226,6 +232,8 @@ class Views:
             gpus=tuple(self._gpu(g, crowd) for g in (() if gpus is None else gpus.gpus)),
             nvml_problem="not read yet" if gpus is None else gpus.problem,
             nvml_absent=gpus is not None and gpus.absent,
+            bookings=booked.bookings,
+            quiet=booked.quiet,
         )
 
     def _throughput(self, crowd: Crowd | None, device: model.GpuId | None) -> Throughput:

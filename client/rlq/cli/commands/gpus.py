@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -18,7 +19,8 @@ from rlq.cli.output import (
     print_tsv,
     stdout_is_terminal,
 )
-from rlq.protocol.messages import Gpu, Host, Machine, Throughput
+from rlq.protocol.bookings import booked_words, quiet_words, what_words
+from rlq.protocol.messages import Booking, Gpu, Host, Machine, Throughput
 from rlq.protocol.units import format_mib
 
 
@@ -36,18 +38,21 @@ def command(app: App) -> None:
     if machine.gpus:
         if machine.nvml_problem and not machine.nvml_absent:
             warn(clean(machine.nvml_problem))
+        booked = [one for one in machine.bookings if one.gpus]
         print_table(
             [
                 *(Column("GPU"), Column("NAME", least=10), Column("SM", "right")),
                 *(Column("PROMISED", "right"), Column("MEM FREE", "right")),
                 *(Column("OF", "right"), Column("PROMISED", "right"), Column("TEMP", "right")),
             ],
-            list(rows_of(machine.gpus)),
+            list(rows_of(machine.gpus, booked, time.time())),
         )
     else:
         click.echo(without_gpu(machine))
     click.echo()
     click.echo(host_line(machine.host))
+    for words in booked_lines(machine, time.time()):
+        click.echo(f"note  {clean(words)}")
 
 
 def without_gpu(machine: Machine) -> str:
@@ -67,7 +72,7 @@ def throughput_words(found: Throughput) -> str:
     return f"{jobs} {found.stp:.1f}x one job's speed{slower}"
 
 
-def rows_of(gpus: tuple[Gpu, ...]) -> Iterator[Row]:
+def rows_of(gpus: Sequence[Gpu], booked: Sequence[Booking], now: float) -> Iterator[Row]:
     for gpu in gpus:
         head: list[Cell | str] = [Cell(f"gpu{gpu.index}", "bold"), gpu.name]
         if gpu.problem:
@@ -84,6 +89,9 @@ def rows_of(gpus: tuple[Gpu, ...]) -> Iterator[Row]:
                     NONE if gpu.temperature_c is None else f"{gpu.temperature_c} °C",
                 ]
             )
+        for one in booked:
+            if gpu.uuid in one.gpus:
+                yield Row([""], rest=Cell(booked_words(one, now), "cyan"))
         if words := throughput_words(gpu.throughput):
             yield Row([""], rest=Cell(words))
         for process in sorted(gpu.processes, key=lambda p: (p.job is None, p.job or 0, p.pid)):
@@ -107,6 +115,20 @@ def rows_of(gpus: tuple[Gpu, ...]) -> Iterator[Row]:
             )
 
 
+def booked_lines(machine: Machine, now: float) -> list[str]:
+    """What is booked of the machine beside its GPUs, and quiet hours."""
+    lines = [
+        f"{what_words(one)}: {booked_words(one, now)}"
+        if one.kind != "maintenance"
+        else booked_words(one, now)
+        for one in machine.bookings
+        if one.cores or one.mem_mib or not one.gpus
+    ]
+    if machine.quiet is not None:
+        lines.append(quiet_words(machine.quiet, now))
+    return lines
+
+
 def host_line(host: Host) -> str:
     together = throughput_words(host.throughput)
     return (
@@ -122,7 +144,7 @@ def print_plain(machine: Machine) -> None:
     print_tsv(
         (
             *("GPU", "UUID", "NAME", "SM_PCT", "SM_PCT_CHARGED", "MEM_MIB_FREE", "MEM_MIB_TOTAL"),
-            *("MEM_MIB_CHARGED", "TEMPERATURE_C", "JOBS", "PROBLEM", "STP", "ANTT"),
+            *("MEM_MIB_CHARGED", "TEMPERATURE_C", "JOBS", "PROBLEM", "STP", "ANTT", "BOOKED"),
         ),
         [
             (
@@ -132,6 +154,7 @@ def print_plain(machine: Machine) -> None:
                 ",".join(str(j) for j in sorted({p.job for p in gpu.processes if p.job})) or NONE,
                 gpu.problem or NONE,
                 *(ratio(gpu.throughput.stp), ratio(gpu.throughput.antt)),
+                ",".join(b.name for b in machine.bookings if gpu.uuid in b.gpus) or NONE,
             )
             for gpu in machine.gpus
         ],

@@ -8,6 +8,7 @@ from rlq import __version__
 from rlq.cli.app import App, verb, warn
 from rlq.cli.commands.gpus import host_line
 from rlq.cli.output import clean, plain, print_fields, print_json
+from rlq.protocol.bookings import booked_words, quiet_words, what_words
 from rlq.protocol.messages import DaemonStatus, Machine
 from rlq.protocol.states import JobState
 from rlq.protocol.units import format_duration
@@ -39,6 +40,16 @@ def gpus_line(machine: Machine) -> str:
     return f"{found}, {failing} of them with a problem" if failing else found
 
 
+def all_booked(machine: Machine, now: float) -> list[str]:
+    lines = [
+        booked_words(one, now)
+        if one.kind == "maintenance"
+        else f"{what_words(one)}: {booked_words(one, now)}"
+        for one in machine.bookings
+    ]
+    return lines if machine.quiet is None else [*lines, quiet_words(machine.quiet, now)]
+
+
 def print_status(status: DaemonStatus, machine: Machine) -> None:
     jobs = [
         f"{status.counts[state]} {state.value}"
@@ -57,6 +68,7 @@ def print_status(status: DaemonStatus, machine: Machine) -> None:
                 for line in host_line(machine.host).splitlines()
             ),
             ("limits", clean(status.enforcement.summary)),
+            ("booked", "\n".join(map(clean, all_booked(machine, time.time())))),
             ("state", clean(status.state_dir)),
             ("socket", clean(status.socket)),
             ("config", clean(status.config_path) or "built-in defaults"),

@@ -101,6 +101,9 @@ def amount(number: int, unit: str) -> str:
 
 
 def holder(who: Holder, unit: str, now: float) -> str:
+    if who.kept:
+        amount_ = f": {amount(who.amount, unit)}" if who.amount else ""
+        return f"{clean(who.kept)}{amount_}"
     name = f"job {who.job}" if who.job is not None else "outside the queue"
     if who.user:
         name += f" ({clean(who.user)})"
