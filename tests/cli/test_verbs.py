@@ -872,6 +872,7 @@ def test_why_names_what_is_short_and_who_holds_it(daemon: FakeDaemon, invoke: In
         "user": "carol",
         "amount": 4096,
         "ends_at": None,
+        "kept": "",
     }
 
 
@@ -961,6 +962,8 @@ EXAMPLES: dict[str, list[str]] = {
     "daemon": ["status"],
     "key": ["list"],
     "report": ["5"],
+    "claim": ["--gpu", "0", "--for", "2h"],
+    "reserve": ["--maintenance", "--for", "2h"],
     "completion": ["bash"],
 }
 
