@@ -24,7 +24,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from rlq import paths, remote, specs
+from rlq import paths, specs
 from rlq.errors import (
     NotFoundError,
     ProtocolError,
@@ -35,7 +35,6 @@ from rlq.errors import (
 from rlq.protocol import messages as m
 from rlq.protocol.states import JobState
 from rlq.protocol.units import ID_MAX
-from rlq.remote import Remote
 from rlq.transport import Connection, ConnectionLostError, Place, is_answering
 
 #: Requests that may be sent again when the daemon restarts before it answers: they change
@@ -91,7 +90,12 @@ class Client:
         autostart: bool = True,
         timeout_s: float = 30.0,
     ) -> None:
-        self._host = remote.chosen_host(socket, host)
+        self._host: str | None = None
+        if host is not None or os.environ.get("RLQ_HOST"):
+            # Here and not above, as autostart below: most commands never need it.
+            from rlq.remote import chosen_host
+
+            self._host = chosen_host(socket, host)
         self._named = None if socket is None else Path(os.path.abspath(socket))
         self._autostart = autostart and os.environ.get("RLQ_NO_AUTOSTART", "") in {"", "0"}
         self._timeout_s = timeout_s
@@ -125,7 +129,7 @@ class Client:
             UsageError: on another machine.
         """
         place = self._connect().place
-        if isinstance(place, Remote):
+        if not isinstance(place, Path):
             raise UsageError(f"the daemon is on {place}: it has no socket here")
         return place
 
@@ -583,7 +587,9 @@ class Client:
     def _find(self) -> Place:
         """Where a daemon answers, started if that is allowed and needed."""
         if self._host is not None:
-            return remote.find(self._host)
+            from rlq.remote import find
+
+            return find(self._host)
         named = self._named is not None or bool(os.environ.get("RLQ_SOCKET"))
         places = [self._named] if self._named is not None else paths.candidate_sockets()
         for place in places:
@@ -679,7 +685,7 @@ def _no_jobs(ids: Iterable[int]) -> NotFoundError:
 
 
 def _nobody(path: Place, what: str) -> UnreachableError:
-    if isinstance(path, Remote):
+    if not isinstance(path, Path):
         return UnreachableError(
             f"{what} on {path}", hint=f"`ssh {path.host} systemctl status rlqd` says more"
         )

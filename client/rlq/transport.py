@@ -16,6 +16,7 @@ import socket as plain_socket
 import struct
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import zmq
 
@@ -23,9 +24,11 @@ from rlq import paths
 from rlq.errors import NotPermittedError, UnreachableError, UsageError
 from rlq.protocol import codec
 from rlq.protocol.messages import Reply, Request
-from rlq.remote import Remote
 
-Place = Path | Remote
+if TYPE_CHECKING:  # most commands never need it
+    from rlq.remote import Remote
+
+Place: TypeAlias = "Path | Remote"
 
 #: While an answer is due, ask the kernel this often whether anybody still listens.
 PROBE_INTERVAL_MS = 1000
@@ -47,7 +50,7 @@ def is_answering(path: Place) -> bool:
         NotPermittedError: somebody may, but this user must not connect.
         UsageError: not a path a socket can have.
     """
-    if isinstance(path, Remote):
+    if not isinstance(path, Path):
         try:
             _reach(path, REMOTE_TIMEOUT_S)
         except UnreachableError:
@@ -109,7 +112,7 @@ class Connection:
     def __init__(self, place: Place, *, timeout_s: float = REMOTE_TIMEOUT_S) -> None:
         self.place = place
         patience_s = min(timeout_s, REMOTE_TIMEOUT_S)
-        endpoint = _reach(place, patience_s) if isinstance(place, Remote) else f"ipc://{place}"
+        endpoint = f"ipc://{place}" if isinstance(place, Path) else _reach(place, patience_s)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set(zmq.LINGER, 0)
@@ -118,7 +121,7 @@ class Connection:
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RCVHWM, 0)
         events = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        if isinstance(place, Remote):
+        if not isinstance(place, Path):
             events |= zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._socket.set(zmq.CURVE_SERVERKEY, place.server_key)
             self._socket.set(zmq.CURVE_PUBLICKEY, place.public)
@@ -131,7 +134,7 @@ class Connection:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        if isinstance(place, Remote) and not self._is_let_in(patience_s):
+        if not isinstance(place, Path) and not self._is_let_in(patience_s):
             self.close()
             raise UnreachableError(
                 f"{place} does not let you in: it says nothing",

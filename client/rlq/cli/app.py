@@ -42,6 +42,8 @@ class App:
     @property
     def remote_host(self) -> str | None:
         """The other machine that the command is about; None: this one."""
+        if self.host is None and not os.environ.get("RLQ_HOST"):
+            return None
         from rlq.remote import chosen_host
 
         return chosen_host(self.socket, self.host)
