@@ -237,6 +237,11 @@ def test_who_enrols_what(d: Rlqd, laptop: Laptop) -> None:
         with pytest.raises(RefusedError, match=f"that key is {USER}'s"):
             laptop.ask(m.EnrolKey(user="daemon", key=laptop.key))
         assert laptop.ask(m.RevokeKey(user=USER)) == m.Ok(message=f"revoked a key of {USER}")
+        acts = laptop.ask(m.Audit())
+        assert isinstance(acts, m.Acts)
+        done = {(act.user, act.verb, act.detail) for act in acts.acts}
+        said = f"a key of {USER}"
+        assert done == {(by, "enrol", said), (by, "revoke", said)}
 
 
 def test_strangers_fill_no_place_of_those_on_the_machine(d: Rlqd, laptop: Laptop) -> None:

@@ -364,7 +364,7 @@ def send(app: App, jobs: list[Any], *, quiet: bool, wait: bool) -> None:
         if app.json and not wait:
             print_json(done)
         elif not app.json:
-            tell(done, jobs, quiet=quiet or not stdout_is_terminal())
+            tell(app, done, jobs, quiet=quiet or not stdout_is_terminal())
         if wait:
             from rlq.cli.commands.wait import wait_for
 
@@ -380,14 +380,18 @@ def check_size(request: Any) -> None:
         )
 
 
-def tell(done: Any, jobs: list[Any], *, quiet: bool) -> None:
-
+def tell(app: App, done: Any, jobs: list[Any], *, quiet: bool) -> None:
     if quiet:
         click.echo("\n".join(str(job) for job in done.ids))
         return
     if len(done.ids) == 1:
         click.echo(f"job {done.ids[0]} ({clean(jobs[0].name)}) is queued")
-        note(f"rlq logs -f {done.ids[0]}   shows what it prints")
+        there = ""
+        if (host := app.remote_host) is not None:
+            from rlq.remote import parse_host
+
+            there = f"ssh {parse_host(host)[0]} "
+        note(f"{there}rlq logs -f {done.ids[0]}   shows what it prints")
         return
     first, last = min(done.ids), max(done.ids)
     span = f"{first}-{last}" if last - first + 1 == len(done.ids) else f"{first} to {last}"
