@@ -64,6 +64,8 @@ POLICY = Policy(
     launch_timeout_ms=6_000,
     launch_retries=1,
     launch_retry_delay_ms=1_000,
+    preemption=True,
+    preempt_exempt_ms=5_000,
 )
 SPECS = st.builds(
     JobSpec,
@@ -78,6 +80,7 @@ SPECS = st.builds(
     time_limit_ms=st.sampled_from([None, 5_000, 60_000]),
     grace_ms=st.sampled_from([0, 1_000]),
     requeue=st.booleans(),
+    preemptible=st.booleans(),
 )
 DELAYS = st.sampled_from([0, 0, 1, 999, 5_000, 30_000])
 GPUS = st.lists(
@@ -177,7 +180,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 )
                 on = tuple((g, share) for g in holding.placement.gpus)
                 facts = JobFacts(
-                    cpu_millicores=None, mem_mib=charge.mem_mib * used_pct // 100, gpus=on
+                    cpu_millicores=None,
+                    mem_mib=charge.mem_mib * used_pct // 100,
+                    gpus=on,
+                    left_ms=used_pct * 200,  # what it says
                 )
                 jobs.append((holding.job_id, facts))
         facts_ = MachineFacts(
