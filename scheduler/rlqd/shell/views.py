@@ -20,6 +20,7 @@ from rlq.protocol.messages import (
     Usage,
 )
 from rlq.protocol.messages import Enforcement as WireEnforcement
+from rlq.protocol.states import JobState
 from rlq.protocol.units import format_duration
 from rlq.version import VERSION
 from rlqd.adapters.cgroups import CONTROLLERS, describe
@@ -351,7 +352,8 @@ def _state_words(job: Job) -> str:
         where = f" on {devices} and core {cores}" if devices else f" on core {cores}"
     if job.state.is_final:
         return f"it has ended: {job.state}" + (f" ({job.reason})" if job.reason else "")
-    return f"it is not waiting: {job.state}{where}"
+    why = f" ({job.reason})" if job.state is JobState.COMPLETING and job.reason else ""
+    return f"it is not waiting: {job.state}{where}{why}"
 
 
 def _rss_mib() -> int:
