@@ -153,6 +153,7 @@ def _serve(
     from rlqd.adapters.reports import ReportSocket
     from rlqd.adapters.sqlite import Store
     from rlqd.adapters.zeromq import Server, check_peer_address
+    from rlqd.shell import rlimits
     from rlqd.shell.mps import MpsJobs
     from rlqd.shell.pump import Pump
     from rlqd.shell.remote import Keyring
@@ -165,8 +166,9 @@ def _serve(
     is_shared = os.geteuid() == 0 and "RUNTIME_DIRECTORY" in os.environ
     paths.make(shared=is_shared)
     # Each client and each job takes descriptors, and libzmq aborts where there are none left.
-    nofile_before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (nofile_before[1], nofile_before[1]))
+    own_rlimits = rlimits.of_this_process()
+    _, nofile_most = own_rlimits["RLIMIT_NOFILE"]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (nofile_most, nofile_most))
     with contextlib.ExitStack() as parts:
         # First of all: it rates the CPUs since it was made, and the first reading comes soon.
         host_monitor = host.HostMonitor()
@@ -190,7 +192,7 @@ def _serve(
                 takes_unvouched=not knows_peers,
                 message_bytes_max=config.daemon.message_mib_max * 2**20,
                 # One user's leave room for everybody else's, and for what jobs take.
-                connections_per_user_max=min(1024, nofile_before[1] // 8),
+                connections_per_user_max=min(1024, nofile_most // 8),
             )
         )
         reports = parts.enter_context(
@@ -249,7 +251,7 @@ def _serve(
             notifier=notifier,
             signals=signals,
             reload=lambda: configuration.load(config_path or daemon_config()),
-            rlimits={"RLIMIT_NOFILE": nofile_before},
+            rlimits=own_rlimits,
             keyring=keyring,
             remote=remote,
             fences=fences,

@@ -528,7 +528,11 @@ def open_log(path: bytes) -> int:
         fd = os.open(path, flags | os.O_RDWR, 0o644)
     except PermissionError:
         fd = os.open(path, flags | os.O_WRONLY, 0o644)  # one may write where one may not read
-    if os.fstat(fd).st_mode & TYPE_MASK not in (REGULAR, DEVICE):
+    # A capped log is written by this process, as root: a file in /proc or /sys is no file, and who
+    # opened it is not asked when it is written to.
+    if os.fstat(fd).st_mode & TYPE_MASK not in (REGULAR, DEVICE) or os.readlink(
+        b"/proc/self/fd/%d" % fd
+    ).startswith((b"/proc/", b"/sys/")):
         os.close(fd)
         raise OSError(errno.EINVAL, "it is not a regular file")
     os.set_blocking(fd, True)

@@ -45,7 +45,9 @@ def desk(store: Store) -> Desk:
     people = Directory({ADMIN: {ADMINS}, ALICE: set(), BOB: set()}, {"rlq-admin": ADMINS})
     accounts = Accounts(admin_group="rlq-admin", look_up=people.account, look_up_group=people.gid)
     views = ledger_of(store, Scheduler()).views
-    return Desk(config=Config(), store=store, views=views, accounts=accounts, logs_dir="/logs")
+    return Desk(
+        config=Config(), store=store, views=views, accounts=accounts, logs_dir="/logs", rlimits={}
+    )
 
 
 def seen(store: Store, uid: int, request: Audit | None = None) -> list[int | None]:

@@ -7,6 +7,8 @@ import json
 import os
 import pwd
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.support.rlqd import QUIET_CONFIG, Rlqd
@@ -57,3 +59,20 @@ cores = 2
         big = d.rlq("submit", "--cores", "3", "--", "true", check=False)
         assert big.returncode == RefusedError.exit_code
         assert f"group {MY_GROUP} may have at most 2 cores, and this takes 3" in big.stderr
+
+
+def test_a_job_has_the_resource_limits_of_the_shell_that_submitted_it(tmp_path: Path) -> None:
+    with Rlqd(tmp_path) as d:
+        client = d.client()
+        shell = 'ulimit -Sn 321; ulimit -c 0; exec "$0" "$@"'
+        rlq = [sys.executable, "-m", "rlq", "submit", "-q", "--log", str(tmp_path / "log")]
+        done = subprocess.run(
+            ["sh", "-c", shell, *rlq, "--", "sh", "-c", "ulimit -Sn; ulimit -Hc"],
+            env=d.user_env,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        [job] = client.wait(int(done.stdout), timeout=30)
+        assert job.state is JobState.COMPLETED
+        assert (tmp_path / "log").read_text().split() == ["321", "0"]

@@ -358,6 +358,7 @@ def _log_is_a_fifo(attempt: Attempt) -> dict[str, Any]:
         ({"log_path": "/etc"}, "log", errno.EISDIR, "cannot open the log /etc: Is a directory"),
         (_log_in_a_file, "log", errno.ENOTDIR, "Not a directory"),
         (_log_is_a_fifo, "log", errno.EINVAL, "it is not a regular file"),
+        ({"log_path": "/proc/self/comm"}, "log", errno.EINVAL, "it is not a regular file"),
     ],
 )
 def test_a_launch_that_fails_says_why(
@@ -1018,6 +1019,39 @@ def test_a_user_cannot_have_root_write_a_log_for_him(
     assert (failed["stage"], failed["errno"]) == ("log", errno.EACCES)
     assert "Permission denied" in failed["message"]
     assert precious.read_text() == "precious"
+
+
+@needs_root
+@pytest.mark.parametrize("cap", [None, 1])
+def test_a_user_cannot_have_root_write_through_a_hard_link(
+    attempt: Attempt, public_folder: Path, cap: int | None
+) -> None:
+    precious = public_folder / "precious"
+    precious.write_text("precious")
+    precious.chmod(0o644)
+    home = public_folder / "home"
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    os.link(precious, home / "log")
+    user = {"uid": 65534, "gid": 65534, "cwd": "/", "log_mib_max": cap}
+    attempt.start("echo", "x", log_path=str(home / "log"), **user)
+    failed = attempt.ready()["failed"]
+    assert (failed["stage"], failed["errno"]) == ("log", errno.EACCES)
+    assert precious.read_text() == "precious"
+
+
+@needs_root
+@pytest.mark.parametrize("target", ["/proc/self/attr/current", "/proc/self/mem"])
+def test_a_log_that_leads_into_proc_is_refused(
+    attempt: Attempt, public_folder: Path, target: str
+) -> None:
+    os.chown(public_folder, 65534, 65534)
+    (public_folder / "log").symlink_to(target)
+    user = {"uid": 65534, "gid": 65534, "cwd": "/", "log_mib_max": 1}
+    attempt.start("echo", "x", log_path=str(public_folder / "log"), **user)
+    failed = attempt.ready()["failed"]
+    assert failed["stage"] == "log"
+    assert failed["errno"] in (errno.EACCES, errno.EINVAL)
 
 
 @needs_root

@@ -45,6 +45,9 @@ class JobSpec(Part, frozen=True, kw_only=True):
     #: This job's own variables, on top of `Submit.env`.
     env: dict[str, str] = {}
     umask: int = 0o022
+    #: (soft, hard) by the name of setrlimit(2), -1: unlimited.  Set by the daemon, from the
+    #: process that submitted it: what a client says here is overwritten.
+    rlimits: dict[str, tuple[int, int]] = {}
     name: str = ""
     resources: Resources = Resources()
     #: Higher goes first; -1000 to 1000.

@@ -34,6 +34,7 @@ from rlqd.config import Config
 from rlqd.core.model import Launch, MachineFacts, Placement
 from rlqd.fences import Fence
 from rlqd.shell import rows
+from rlqd.shell.rlimits import Rlimits, of_job
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -108,13 +109,14 @@ def order(
     logs_dir: str,
     config: Config,
     facts: MachineFacts | None,
-    rlimits: Mapping[str, tuple[int, int]],
+    rlimits: Rlimits,
     mps: Mapping[str, str | None] = MappingProxyType({}),
     fence: Fence | None = None,
 ) -> LaunchOrder:
     """What the supervisor is told: the submission, in the place the core gave it.
 
     Args:
+        rlimits: the daemon's own, as it was started.
         mps: variables of CUDA MPS; None: unset.
     """
     spec = row.job_spec
@@ -147,7 +149,7 @@ def order(
         log_path=rows.load_detail(row.detail).log_path
         or log_path(spec, row.id, row.uid, logs_dir),
         log_mib_max=spec.log_mib_max or config.defaults.log_mib_max,
-        rlimits=rlimits,
+        rlimits=of_job(spec.rlimits, rlimits),
         oom_score_adj=JOB_OOM_SCORE_ADJ,
         fence=fence or Fence(),
     )

@@ -15,7 +15,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,7 @@ from rlqd.shell.requests import (
     unavailable,
     user_name,
 )
+from rlqd.shell.rlimits import Rlimits
 from rlqd.shell.sampling import Sampler
 from rlqd.shell.signals import Signals
 from rlqd.shell.views import Live, Views
@@ -129,8 +130,8 @@ class Pump:
     signals: Signals
     #: Reads the configuration again; raises RlqError if it is wrong.
     reload: Callable[[], Config]
-    #: Limits that jobs get in place of the daemon's own.
-    rlimits: Mapping[str, tuple[int, int]]
+    #: The daemon's resource limits as it was started.
+    rlimits: Rlimits
     keyring: Keyring
     #: None: nobody is served but on this machine.
     remote: CurveServer | None = None
@@ -195,6 +196,7 @@ class Pump:
             views=self.views,
             accounts=self.accounts,
             logs_dir=str(self.logs_dir),
+            rlimits=self.rlimits,
         )
         self.ledger = Ledger(store=self.store, views=self.views)
         self.waiters = Waiters(store=self.store, views=self.views)

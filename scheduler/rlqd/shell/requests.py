@@ -23,7 +23,7 @@ from rlq.version import VERSION
 from rlqd.adapters.sqlite import AuditRow, Brief, Row, Store
 from rlqd.config import Config
 from rlqd.core import model
-from rlqd.shell import launching, rows, validation
+from rlqd.shell import launching, rlimits, rows, validation
 from rlqd.shell.accounts import Accounts
 from rlqd.shell.views import Views
 
@@ -127,6 +127,8 @@ class Desk:
     views: Views
     accounts: Accounts
     logs_dir: str
+    #: The daemon's own, as it was started.
+    rlimits: rlimits.Rlimits
     _number: int = 0
 
     def is_operator(self, peer: Peer) -> bool:
@@ -170,6 +172,12 @@ class Desk:
                 hint="`getent passwd` must know it: is the directory service up?",
             ) from error
         validation.check_submission(request)
+        kept = rlimits.to_keep(rlimits.of_process(change.peer.pid, uid), self.rlimits)
+        jobs = (
+            spec if spec.rlimits == kept else msgspec.structs.replace(spec, rlimits=kept)
+            for spec in request.jobs
+        )
+        request = msgspec.structs.replace(request, jobs=tuple(jobs))
         ids = range(next_id, next_id + len(request.jobs))
         change.environment = request.env
         change.incoming = [
