@@ -63,6 +63,7 @@ from rlqd.shell.sampling import Sampler
 from rlqd.shell.signals import Signals
 from rlqd.shell.views import Live, Views
 from rlqd.shell.waiters import Waiters
+from rlqd.shell.wall_clock import WallClock
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ DATABASE_PERIOD_MS = 2_000
 #: The driver of idle boards takes seconds to wake up; systemd and users wait meanwhile.
 FIRST_READINGS_MS = 3_000
 STATUS_PERIOD_MS = 10_000
+#: Time to set a clock right again.
+PRUNE_PAUSE_MS = 24 * 3_600_000
 MESSAGES_PER_TURN = 512
 
 
@@ -164,6 +167,9 @@ class Pump:
     _database_due: int = 0
     _status_due: int = 0
     _prune_due: int = 0
+    _wall_clock: WallClock = field(
+        default_factory=lambda: WallClock(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
+    )
 
     def __post_init__(self) -> None:
         self.accounts.admin_group = self.config.daemon.admin_group
@@ -881,6 +887,11 @@ class Pump:
         keep_ms = self.config.daemon.keep_finished_ms
         if keep_ms is not None and now >= self._prune_due and not self._broken:
             self._prune_due = now + 60_000
+            boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+            if by_s := self._wall_clock.set_by_s(time.time(), boot_s):
+                log.warning("the clock was set by %d s: no job is forgotten for a day", by_s)
+                self._prune_due = now + PRUNE_PAUSE_MS
+                return
             with contextlib.suppress(UnavailableError):
                 self.store.prune(time.time() - keep_ms / 1000)
 
