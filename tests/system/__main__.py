@@ -24,7 +24,7 @@ REPOSITORY = HERE.parents[1]
 PACKAGES = ("scheduler/rlqd", "scheduler/rlq_sac", "client/rlq")
 #: Two versions, for upgrades.
 VERSIONS = {"rlq-old": "0.0.9", "rlq-new": "99.1.0"}
-TIMEOUT_S = 300
+TIMEOUT_S = 450
 
 
 def main(pytest_args: list[str]) -> int:

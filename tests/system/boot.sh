@@ -54,7 +54,7 @@ Type=oneshot
 ExecStart=/payload/run
 StandardOutput=append:/payload/output
 StandardError=inherit
-TimeoutStartSec=240
+TimeoutStartSec=400
 EOF
 
 binds=()

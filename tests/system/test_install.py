@@ -21,11 +21,16 @@ DROP_IN = UNIT.with_name("rlqd.service.d") / "override.conf"
 @pytest.fixture
 def bare(machine: None) -> Iterator[None]:
     """Nothing is installed, before and after."""
+
+    def clear() -> None:
+        rlqd("uninstall", "--force", check=False)
+        UNIT.unlink(missing_ok=True)
+        shutil.rmtree(STATE, ignore_errors=True)
+        systemctl("daemon-reload")
+
+    clear()
     yield
-    rlqd("uninstall", "--force", check=False)
-    UNIT.unlink(missing_ok=True)
-    shutil.rmtree(STATE, ignore_errors=True)
-    systemctl("daemon-reload")
+    clear()
 
 
 def test_only_root_installs_for_everybody(bare: None) -> None:
