@@ -6,7 +6,7 @@ import json
 import os
 import pwd
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.support.waiting import wait_until
@@ -106,6 +106,11 @@ def cancel(number: int, socket: Path = SOCKET) -> Job:
 
 def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+def all_end(pids: Iterable[int | str]) -> None:
+    """Until each is gone; the dead of a killed parent are for systemd to collect."""
+    wait_until(lambda: [pid for pid in pids if is_alive(int(pid))], lambda left: not left)
 
 
 def systemctl(*argv: str, check: bool = True) -> str:

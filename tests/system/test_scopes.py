@@ -107,7 +107,7 @@ def test_a_scope_outlives_the_daemon_and_is_found(installed: None, way: str) -> 
     members = (CGROUPS / group_of(pid).lstrip("/") / "cgroup.procs").read_text().split()
     assert len(members) == 3
     assert booted.cancel(number).state is JobState.CANCELLED
-    assert not any(booted.is_alive(int(member)) for member in members)
+    booted.all_end(members)
     no_scope_is_left()
 
 
@@ -120,7 +120,7 @@ def test_what_hides_from_a_killed_supervisor_is_killed_with_its_group(installed:
     )
     os.kill(parent_of(pid), signal.SIGKILL)
     assert "supervisor was killed" in booted.ended(number).reason
-    assert not any(booted.is_alive(int(member)) for member in members)
+    booted.all_end(members)
     no_scope_is_left()
 
 

@@ -91,9 +91,7 @@ def test_jobs_outlive_the_daemon(installed: None, trouble: Callable[[], None]) -
         Path(f"/home/{user}/go").touch()
         assert booted.ended(number).exit_code == 7
         Path(f"/home/{user}/go").unlink()
-    wait_until(
-        lambda: [pid for pid in pids.values() if booted.is_alive(pid)], lambda left: not left
-    )
+    booted.all_end(pids.values())
 
 
 def test_a_job_that_ends_while_no_daemon_runs_is_recorded(installed: None) -> None:
@@ -101,7 +99,7 @@ def test_a_job_that_ends_while_no_daemon_runs_is_recorded(installed: None) -> No
     pid = booted.running(number)
     systemctl("stop", "rlqd")
     Path("/home/alice/go").touch()
-    wait_until(lambda: booted.is_alive(pid), lambda alive: not alive)
+    booted.all_end([pid])
     Path("/home/alice/go").unlink()
     systemctl("start", "rlqd")
     assert booted.ended(number).exit_code == 7
