@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlqd.core.guard import ONE_JOB, Guard, Mix, Occupant, antt
+from rlqd.core.guard import ONE_JOB, Estimate, Guard, Mix, Occupant, antt
 from rlqd.core.model import GuardPolicy, Instant, JobId
 
 SECOND = 1000
@@ -222,3 +222,66 @@ def test_noise_does_not_move_the_estimate_far() -> None:
 def test_antt_is_the_mean_slowdown() -> None:
     assert antt({JobId(1): 50, JobId(2): 25}, {JobId(1): 100, JobId(2): 100}) == 3 * ONE_JOB
     assert antt({JobId(1): 50}, {}) is None
+
+
+# ---- mixes ---------------------------------------------------------------------------
+
+
+def knowing(curves: dict[tuple[str, ...], dict[int, float]], *, solo: float = 50.0) -> Guard:
+    """STP by the number of jobs, for proportions of programs."""
+    guard = Guard(GuardPolicy())
+    for parts, points in curves.items():
+        for one in parts:
+            guard.solo[A100, one] = Estimate(round(1000 * solo), 3, Instant(0))
+        for jobs, stp in points.items():
+            guard.stp[Mix(A100, parts, jobs)] = Estimate(round(ONE_JOB * stp), 3, Instant(0))
+    return guard
+
+
+def beside(signatures: str, rate: int | None) -> list[Occupant]:
+    return [
+        Occupant(job_id=JobId(n), signature=one, since=Instant(0), steps_milli_per_s=rate)
+        for n, one in enumerate(signatures, 1)
+    ]
+
+
+def test_proportions_never_seen_are_not_tried_where_all_others_gained_nothing() -> None:
+    guard = knowing({("a", "b"): {3: 2.0, 4: 2.05, 5: 2.05, 6: 2.05}})
+    here = beside("aaab", 25_000)
+    guard.stp[Mix.of(A100, "aaab")] = Estimate(2_000, 1, Instant(0))
+    verdict = guard.judge(Instant(1), A100, here, "a", expects_linear=False)
+    assert (verdict.admits, verdict.because) == (False, "alike")
+
+
+def test_proportions_never_seen_are_tried_where_others_gained() -> None:
+    guard = knowing({("a", "b"): {2: 1.8, 4: 3.4, 6: 4.8}})
+    here = beside("aaab", 40_000)
+    guard.stp[Mix.of(A100, "aaab")] = Estimate(3_200, 1, Instant(0))
+    assert guard.judge(Instant(1), A100, here, "a", expects_linear=False).admits
+
+
+def test_what_is_known_of_the_proportions_themselves_counts_more() -> None:
+    guard = knowing(
+        {("a", "b"): {3: 2.0, 4: 2.05, 5: 2.05}, ("a", "a", "a", "b"): {4: 3.0, 5: 3.5}}
+    )
+    here = beside("aaab", 37_000)
+    verdict = guard.judge(Instant(1), A100, here, "a", expects_linear=False)
+    assert (verdict.admits, verdict.because) == (True, "known")
+
+
+def test_a_rate_from_before_the_mix_changed_says_nothing_of_it() -> None:
+    """An evaluation that spans the start of a neighbour: the rate of before was taken for one
+    that it has beside the neighbour, and two jobs that take turns for two that do not."""
+    guard = Guard(GuardPolicy(observe_ms=5_000))
+    for t in range(20):
+        guard.observe(Instant(t * SECOND), "gpu0", A100, beside("a", 50_000))
+    for t in range(20, 40):
+        evaluating, neighbour = beside("aa", 50_000)
+        pausing = Occupant(
+            job_id=evaluating.job_id,
+            signature="a",
+            since=evaluating.since,
+            steps_milli_per_s=None,
+        )
+        guard.observe(Instant(t * SECOND), "gpu0", A100, [pausing, neighbour])
+    assert guard.stp == {}

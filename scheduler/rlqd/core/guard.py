@@ -132,7 +132,7 @@ class Verdict:
 
     admits: bool
     #: "free", "unjudged", "unguarded", "prior", "known", "explore", "measuring", "flat",
-    #: "last", "paused"
+    #: "alike", "last", "paused"
     because: str
     jobs: int = 0
     #: Where one of the `jobs` is paused: so many were faster.
@@ -177,6 +177,10 @@ class _Trained:
     rate: int
 
 
+_Points = list[tuple[int, Estimate]]
+_Index = dict[tuple[DeviceKind, frozenset[Signature]], dict[tuple[Signature, ...], _Points]]
+
+
 @dataclass(slots=True)
 class _Sharing:
     """Whether outsiders use a device, and since when the readings have said the opposite."""
@@ -203,10 +207,8 @@ class Guard:
     _mute: set[Signature] = field(default_factory=set[Signature])
     #: Programs that have reported: a job of one that has yet to is not taken for mute.
     _vocal: set[Signature] = field(default_factory=set[Signature])
-    #: `stp` by device and proportions; None: not sorted out since the last reading.
-    _index: dict[tuple[DeviceKind, tuple[Signature, ...]], list[tuple[int, Estimate]]] | None = (
-        None
-    )
+    #: `stp` by device, programs and proportions; None: not sorted out since the last reading.
+    _index: _Index | None = None
     #: What changed since `take_changes`, by key.
     _changed: dict[tuple[DeviceKind, tuple[Signature, ...], int], Learned] = field(
         default_factory=dict[tuple[DeviceKind, tuple[Signature, ...], int], Learned]
@@ -237,7 +239,7 @@ class Guard:
             for gone in set(watch.jobs if watch else ()) - set(jobs):
                 self._trained.pop(gone, None)
             watch = self._watches[device] = _Watch(kind, jobs, now)
-        rates = [self._rate(now, o) for o in here]
+        rates = [self._rate(now, watch, o) for o in here]
         known = tuple(rate for rate in rates if rate is not None)
         if not jobs or len(known) < len(jobs) or not all(o.signature for o in here):
             watch.readings.clear()
@@ -269,13 +271,15 @@ class Guard:
             total += o.steps_milli_per_s * ONE_JOB // max(1, solo)
         return total
 
-    def _rate(self, now: Instant, o: Occupant) -> int | None:
-        """Its rate, or the last one if it only pauses."""
+    def _rate(self, now: Instant, watch: _Watch, o: Occupant) -> int | None:
+        """Its rate, or the last one beside the same jobs if it only pauses."""
         if o.steps_milli_per_s is not None:
             self._trained[o.job_id] = _Trained(now, o.steps_milli_per_s)
             return o.steps_milli_per_s
         last = self._trained.get(o.job_id)
-        return last.rate if last is not None and now - last.at <= PAUSE_MS else None
+        if last is None or last.at < watch.since or now - last.at > PAUSE_MS:
+            return None
+        return last.rate
 
     def solo_of(self, kind: DeviceKind, signature: Signature) -> int | None:
         """Its rate alone; beside outsiders, what it would be without them, so that their share
@@ -432,6 +436,17 @@ class Guard:
                 return Verdict(admits=True, because="last", jobs=k, stp=stp, gain=gain)
             return Verdict(admits=gain >= threshold, because="known", jobs=k, stp=stp, gain=gain)
         last_gain = _last_gain(curve) if stp is not None else None
+        if sum(n > 1 for n, _ in curve) < 2:
+            # Of these proportions no gain is known yet.
+            elsewhere = self._gain_elsewhere(now, here, more)
+            if elsewhere is not None and elsewhere < threshold:
+                if stp is None:
+                    return Verdict(admits=False, because="measuring", jobs=k)
+                is_harmless = is_last and elsewhere * 100 >= -stp * HARMLESS_PCT
+                because = "last" if is_harmless else "alike"
+                return Verdict(
+                    admits=is_harmless, because=because, jobs=k, stp=stp, gain=elsewhere
+                )
         if last_gain is not None and last_gain < threshold:
             assert stp is not None
             if is_last and last_gain * 100 >= -stp * HARMLESS_PCT:
@@ -460,13 +475,45 @@ class Guard:
             known[1] = ONE_JOB
         return sorted(known.items())
 
-    def _points(self, mix: Mix) -> list[tuple[int, Estimate]]:
-        """Of mixes like this one, whatever their number.  Sorted out once after each reading."""
+    def _gain_elsewhere(self, now: Instant, here: Mix, more: Mix) -> int | None:
+        """What one more job gave where the same programs ran in other proportions; of several,
+        the middle one.  None: nothing is known of that, or there is one program alone."""
+        if len(programs := set(more.signatures)) < 2:
+            return None
+        gains: list[int] = []
+        for points in self._alike(here.kind, frozenset(programs)):
+            curve = sorted(
+                (n, found.value) for n, found in points if now - found.at <= self.policy.forget_ms
+            )
+            if not curve:
+                continue
+            below, above = _value_at(curve, here.jobs), _value_at(curve, more.jobs)
+            if below is not None and above is not None:
+                gains.append(above - below)
+            elif curve[-1][0] <= here.jobs and (gain := _last_gain(curve)) is not None:
+                gains.append(gain)
+        return sorted(gains)[(len(gains) - 1) // 2] if gains else None
+
+    def _points(self, mix: Mix) -> _Points:
+        """Of mixes like this one, whatever their number."""
+        return (
+            self._sorted_out()
+            .get((mix.kind, frozenset(mix.signatures)), {})
+            .get(mix.signatures, [])
+        )
+
+    def _alike(self, kind: DeviceKind, programs: frozenset[Signature]) -> Iterable[_Points]:
+        """Of mixes of these programs, in whatever proportions."""
+        return self._sorted_out().get((kind, programs), {}).values()
+
+    def _sorted_out(self) -> _Index:
+        """Once after each reading."""
         if self._index is None:
             self._index = {}
             for m, found in self.stp.items():
-                self._index.setdefault((m.kind, m.signatures), []).append((m.jobs, found))
-        return self._index.get((mix.kind, mix.signatures), [])
+                alike = self._index.setdefault((m.kind, frozenset(m.signatures)), {})
+                alike.setdefault(m.signatures, []).append((m.jobs, found))
+        return self._index
 
     def _reach(self, curve: Sequence[tuple[int, int]], here: Mix) -> int:
         """Up to how many jobs may be started without a measurement in between."""

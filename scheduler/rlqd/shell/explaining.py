@@ -165,6 +165,12 @@ def _throughput_words(verdict: Verdict, where: str) -> str:
     if verdict.because == "flat":
         added = (verdict.gain or 0) / ONE_JOB
         return f"throughput: {speed}; the last one added {added:z.2f}, so a {nth} is not tried"
+    if verdict.because == "alike":
+        added = (verdict.gain or 0) / ONE_JOB
+        return (
+            f"throughput: {speed}; of the same programs in other proportions one more added"
+            f" {added:z.2f}, so a {nth} is not tried"
+        )
     return f"throughput: {speed}; a {nth} would add {(verdict.gain or 0) / ONE_JOB:z.2f}"
 
 
