@@ -493,6 +493,13 @@ class Guard:
     forget_ms: int = _key(
         "forget", duration("1m", "3650d"), "30d", "How long what was learned counts."
     )
+    cores_most: int = _key(
+        "max_cores",
+        whole(1, 4096),
+        1,
+        "Most cores for a job that declares none: more than `defaults.cores` only while nobody"
+        " else waits, and as long as each was measured to add `threshold`.",
+    )
     pause_youngest: bool = _key(
         "pause_youngest",
         FLAG,

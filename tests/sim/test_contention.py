@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlqd.core.guard import Guard, Occupant, Verdict
-from rlqd.core.model import GuardPolicy, Instant, JobSpec
+from rlqd.core.model import GuardPolicy, Instant, JobSpec, Policy
 from rlqd.sim.contention import (
     CoreRun,
     Hardware,
@@ -248,6 +248,45 @@ def test_the_study_prints_every_rule_and_the_same_each_time() -> None:
     for name in NAMES:
         assert name in first.splitlines()[1]
     assert "60 SB3 of 4 minutes" in first
+
+
+# ---- cores -------------------------------------------------------------------------
+
+#: It runs on the CPU, and most of its time divides over cores.
+SCALES = replace(SB3, signature="scales", gpu_ms=0.0, cpu_parallel=0.8, warmup_steps=0)
+STUBBORN = replace(SCALES, signature="stubborn", cpu_parallel=0.0)
+
+
+def one_by_one(program: Program, jobs: int, gap_s: float) -> Workload:
+    """Nothing declared, each when the one before has long ended."""
+    spec = JobSpec(user=1, signature=program.signature, gpus=0)
+    tasks = tuple(
+        Task(id=n, program=program, steps=20_000, spec=spec, arrives_s=gap_s * n)
+        for n in range(1, jobs + 1)
+    )
+    return Workload(name="one by one", seed=5, hardware=Hardware(), tasks=tasks)
+
+
+def with_cores(workload: Workload, most: int) -> Outcome:
+    return CoreRun(workload, policy=Policy(cores_most=most), reading_s=2).run()
+
+
+def test_idle_cores_go_to_a_program_that_uses_them() -> None:
+    workload = one_by_one(SCALES, jobs=6, gap_s=400.0)
+    took = [d.ended_s - d.started_s for d in with_cores(workload, 4).done]
+    assert took[1] < 0.75 * took[0], "the second tries two"
+    assert took[-1] < 0.55 * took[0], "the last has four"
+
+
+def test_a_program_that_does_not_use_them_is_no_worse_off() -> None:
+    workload = one_by_one(STUBBORN, jobs=6, gap_s=400.0)
+    assert with_cores(workload, 4).mean_s <= 1.01 * with_cores(workload, 1).mean_s
+
+
+@pytest.mark.parametrize("program", [SCALES, STUBBORN], ids=["scales", "stubborn"])
+def test_a_full_queue_loses_nothing_to_it(program: Program) -> None:
+    workload = one_by_one(program, jobs=40, gap_s=0.0)
+    assert with_cores(workload, 4).makespan_s <= 1.01 * with_cores(workload, 1).makespan_s
 
 
 # ---- recorded histories ------------------------------------------------------------

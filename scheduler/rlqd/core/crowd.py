@@ -122,10 +122,10 @@ class Crowd:
         """What the jobs on it achieve just now."""
         return guard.throughput(self.kind(guard, device), self.occupants.get(device, []))
 
-    def add(self, now: Instant, job_id: JobId, spec: JobSpec, gpus: tuple[GpuId, ...]) -> None:
+    def add(self, now: Instant, job_id: JobId, signature: str, gpus: tuple[GpuId, ...]) -> None:
         one = Occupant(
             job_id=job_id,
-            signature=spec.signature,
+            signature=signature,
             since=now,
             steps_milli_per_s=None,
             reports=False,

@@ -242,7 +242,7 @@ class Scheduler:
                     placement=placement,
                     charge=self.charge_of(job),
                     exclusive=job.spec.exclusive,
-                    signature=job.spec.signature,
+                    signature=policies.counted_as(job.spec, placement, self.policy),
                     since=_since(self.now, job),
                     ends_at=_known_end(self.now, job),
                     is_paused=isinstance(job.state, Suspended),

@@ -205,6 +205,8 @@ class Policy:
     gpu_mem_mib_default: int = 4096
     sm_pct_default: int = 20
     cores_default: int = 1
+    #: A job that declares none may get so many (core/cores.py).
+    cores_most: int = 1
     mem_mib_default: int = 2048
     gpu_mem_mib_reserve: int = 512
     sm_pct_limit: int = 100

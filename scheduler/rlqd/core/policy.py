@@ -32,12 +32,13 @@ from dataclasses import dataclass, field, replace
 
 from rlqd.core.calendar import Calendar, Outlook
 from rlqd.core.charge import Need, need_of, need_on
+from rlqd.core.cores import doublings, variant, worth
 from rlqd.core.crowd import Crowd, Device
 from rlqd.core.guard import ONE_JOB, Guard, Verdict
 from rlqd.core.learned import Peaks
 from rlqd.core.limits import AtLimit, Standing, amounts_of
 from rlqd.core.model import GpuId, Instant, JobId, JobSpec, MachineFacts, Placement, Policy
-from rlqd.core.placement import NoRoom, Shortage, host_amounts_short, place
+from rlqd.core.placement import NoRoom, Shortage, host_amounts_short, pick_cores, place
 from rlqd.core.preemption import victims
 from rlqd.core.queue import WaitingQueue
 from rlqd.core.room import Holding, Room
@@ -229,14 +230,14 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
             placement=found,
             charge=need.charge,
             exclusive=need.exclusive,
-            signature=spec.signature,
+            signature=counted_as(spec, found, policy),
             since=now,
             ends_at=ends_at,
         )
         outlook.take(started)
         if result.reservation is not None:
             result.reservation.take(started, need)
-        crowd.add(now, job_id, spec, found.gpus)
+        crowd.add(now, job_id, started.signature, found.gpus)
         result.starts.append(Start(job_id, spec, found))
     return result
 
@@ -273,6 +274,13 @@ def _at_limits(scene: Scene, spec: JobSpec) -> tuple[AtLimit, ...]:
     )
 
 
+def counted_as(spec: JobSpec, placement: Placement, policy: Policy) -> str:
+    """The program that the guard takes a running job for."""
+    if spec.cores is not None:
+        return spec.signature
+    return variant(spec.signature, len(placement.cores), policy.cores_default)
+
+
 def _without_a_look(scene: Scene, spec: JobSpec, room: Room) -> list[Shortage]:
     """Cores or host memory of which even the host has not enough.
 
@@ -296,7 +304,7 @@ def choose(
 
     need = need_of(spec, scene.facts, policy, learned)
     found = place(need, room, policy, judge)
-    first = (need, found)
+    first = _with_cores(scene, spec, need, found, room, crowd)
     if spec.gpus is not None or need.gpus == 0:
         return first
     # It may run on either.  The CPU is chosen only on knowledge, never for a try: a job stays
@@ -311,7 +319,40 @@ def choose(
         if gain_gpu is None or gain_gpu >= gain_cpu:
             return first
     elsewhere = place(on_cpu, room, policy, judge)
-    return (on_cpu, elsewhere) if isinstance(elsewhere, Placement) else first
+    if not isinstance(elsewhere, Placement):
+        return first
+    return _with_cores(scene, spec, on_cpu, elsewhere, room, crowd)
+
+
+def _with_cores(
+    scene: Scene,
+    spec: JobSpec,
+    need: Need,
+    found: Placement | NoRoom,
+    room: Room,
+    crowd: Crowd,
+) -> tuple[Need, Placement | NoRoom]:
+    """The same with more cores, where nobody else could use them (core/cores.py)."""
+    least, most = scene.policy.cores_default, scene.policy.cores_most
+    is_alone = isinstance(found, Placement) and crowd.waiting == 1
+    is_alone &= not scene.standing.is_limited(spec.user)  # more might pass the limit
+    if spec.cores is not None or most <= least or not spec.signature or not is_alone:
+        return need, found
+    assert isinstance(found, Placement)
+    kind = crowd.kind(scene.guard, found.gpus[0] if found.gpus else None)
+    known = {
+        n: rate
+        for n in doublings(least, most)
+        if (rate := scene.guard.solo_of(kind, variant(spec.signature, n, least))) is not None
+    }
+    best, trial = worth(known, least, most, scene.guard.policy.threshold_pct)
+    cores = trial if trial is not None and room.jobs == 0 else best
+    if cores == least or 2 * cores > min(room.cores_usable, len(room.cores_free)):
+        return need, found
+    more = replace(need, charge=replace(need.charge, cores=cores))
+    near = frozenset(c for gpu in found.gpus for c in room.gpus[gpu].facts.cores_near)
+    placement = replace(found, cores=pick_cores(cores, room, near), charge=more.charge)
+    return more, placement
 
 
 def expected_gain(

@@ -183,6 +183,7 @@ def core_policy(config: Config) -> model.Policy:
         gpu_mem_mib_default=config.defaults.gpu_mem_mib,
         sm_pct_default=config.defaults.sm_pct,
         cores_default=config.defaults.cores,
+        cores_most=config.guard.cores_most if config.guard.enabled else 1,
         mem_mib_default=config.defaults.mem_mib,
         gpu_mem_mib_reserve=config.gpu.mem_mib_reserve,
         sm_pct_limit=config.gpu.sm_pct_limit,

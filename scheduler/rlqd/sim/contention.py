@@ -71,6 +71,8 @@ class Program:
     cpu_ms: float
     #: 0: it runs on the CPU alone.
     gpu_ms: float
+    #: Share of `cpu_ms` that several cores divide among them (Amdahl 1967).
+    cpu_parallel: float = 0.0
     #: Share of the chip its kernels fill while they run; counts under MPS.
     sm_share: float = 0.2
     #: How often a step loses the GPU to another process that wants it.
@@ -187,8 +189,9 @@ def rates_per_s(loads: Sequence[Load], hardware: Hardware) -> list[float]:
     return rates
 
 
-def load_of(program: Program, *, late: bool = False, slower: float = 1.0) -> Load:
+def load_of(program: Program, *, late: bool = False, slower: float = 1.0, cores: int = 1) -> Load:
     cpu = program.cpu_ms * (program.phase_cpu if late else 1.0) * slower
+    cpu *= 1 - program.cpu_parallel * (1 - 1 / cores)
     gpu = program.gpu_ms * (program.phase_gpu if late else 1.0)
     return Load(cpu, gpu, program.sm_share, program.switches)
 
@@ -223,6 +226,7 @@ class Run:
     task: Task
     gpu: int | None
     started_s: float
+    cores: int = 1
     #: "startup", "warmup", "jit", "train" or "eval"; what is left of it in seconds or steps.
     stage: str = "startup"
     left: float = 0.0
@@ -269,7 +273,7 @@ class Machine:
         return [r for r in self.runs.values() if r.gpu == gpu]
 
     def cores_used(self) -> int:
-        return sum(r.task.spec.cores or 1 for r in self.runs.values())
+        return sum(r.cores for r in self.runs.values())
 
     def mem_mib_used(self) -> int:
         return 4_096 + sum(r.mem_mib for r in self.runs.values())
@@ -284,9 +288,11 @@ class Machine:
     def visitors(self, gpu: int) -> list[Outsider]:
         return [o for o in self.outsiders if o.gpu == gpu and o.from_s <= self.now < o.to_s]
 
-    def start(self, task: Task, gpu: int | None) -> Run:
+    def start(self, task: Task, gpu: int | None, cores: int = 0) -> Run:
+        """`cores`: 0: as many as it declares, or one."""
         assert task.id not in self.runs
-        run = Run(task, gpu, self.now, left=task.program.startup_s)
+        cores = cores or task.spec.cores or 1
+        run = Run(task, gpu, self.now, cores, left=task.program.startup_s)
         self.runs[task.id] = run
         self._stale = True
         return run
@@ -378,11 +384,15 @@ class Machine:
             elif not run.trains:
                 run.per_s = 1.0
             elif run.gpu is None:
-                run.per_s = 1000.0 / load_of(p, late=run.is_late, slower=slower).cpu_ms
+                run.per_s = (
+                    1000.0 / load_of(p, late=run.is_late, slower=slower, cores=run.cores).cpu_ms
+                )
         for gpu in range(self.hardware.gpus):
             here = [r for r in self.runs.values() if r.gpu == gpu and r.trains]
             guests = [o.program for o in self.visitors(gpu)]
-            loads = [load_of(r.task.program, late=r.is_late, slower=slower) for r in here]
+            loads = [
+                load_of(r.task.program, late=r.is_late, slower=slower, cores=r.cores) for r in here
+            ]
             loads += [load_of(p, late=False) for p in guests]
             rates = self.rates(tuple(loads))
             for run, rate in zip(here, rates, strict=False):
@@ -654,7 +664,7 @@ class CoreRun:
                 elif isinstance(action, Launch):
                     gpus = action.placement.gpus
                     gpu = int(gpus[0][4:]) if gpus else None
-                    machine.start(tasks[action.job_id], gpu)
+                    machine.start(tasks[action.job_id], gpu, len(action.placement.cores))
                     waiting -= 1
                     starts.append((machine.now, action.job_id, gpu, len(machine.on(gpu))))
                     events.append(
