@@ -269,6 +269,18 @@ def test_what_is_known_of_the_proportions_themselves_counts_more() -> None:
     assert (verdict.admits, verdict.because) == (True, "known")
 
 
+@pytest.mark.parametrize(("running", "admits"), [(6, True), (8, True), (9, False), (11, False)])
+def test_jobs_that_come_one_by_one_do_not_pass_the_knee_for_ever(
+    running: int, admits: bool
+) -> None:
+    """Each was the last when it came, and did no harm: there was no end to it."""
+    flat = {n: min(n, 6) * 0.5 for n in range(2, 14)}
+    guard = knowing({("a",): flat})
+    here = beside("a" * running, 20_000)
+    verdict = guard.judge(Instant(1), A100, here, "a", expects_linear=False, is_last=True)
+    assert verdict.admits == admits
+
+
 def test_a_rate_from_before_the_mix_changed_says_nothing_of_it() -> None:
     """An evaluation that spans the start of a neighbour: the rate of before was taken for one
     that it has beside the neighbour, and two jobs that take turns for two that do not."""

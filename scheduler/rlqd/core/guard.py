@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import gcd
 
 from rlqd.core.learned import SIGNATURES_MAX
@@ -430,6 +431,7 @@ class Guard:
         curve = self._curve(now, here, more)
         stp = _value_at(curve, k)
         ahead = [(n, value) for n, value in curve if n > k]
+        is_last = is_last and k < _with_the_last(curve, threshold)
         if stp is not None and ahead:
             gain = max((value - stp) // (n - k) for n, value in ahead)
             if is_last and gain * 100 >= -stp * HARMLESS_PCT:
@@ -682,6 +684,16 @@ def _value_at(curve: Sequence[tuple[int, int]], k: int) -> int | None:
         return None
     (k0, value0), (k1, value1) = below[-1], above[0]
     return value0 if k0 == k1 else value0 + (value1 - value0) * (k - k0) // (k1 - k0)
+
+
+def _with_the_last(curve: Sequence[tuple[int, int]], threshold: int) -> int:
+    """Up to how many the last ones of a queue may make it: half as many again as help, or two
+    more.  Without a bound, of jobs that come one by one each is the last when it comes."""
+    knee = 1
+    for (n0, value0), (n, value) in pairwise(curve):
+        if value - value0 >= threshold * (n - n0):
+            knee = n
+    return knee + max(2, knee // 2)
 
 
 def _last_gain(curve: Sequence[tuple[int, int]]) -> int | None:
