@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from msgspec.structs import replace
+
 from rlq.protocol.messages import JobSpec
 from rlqd.config import Config
 from rlqd.core.guard import Estimate, Learned
@@ -34,6 +36,13 @@ def test_nobody_can_name_a_job_like_anothers() -> None:
 
 def test_what_has_no_signature_has_none_for_any_user() -> None:
     assert signature(JobSpec(argv=("python", "-c", "pass"), cwd="/"), ALICE) == ""
+
+
+def test_a_job_in_front_of_somebody_is_told_from_others() -> None:
+    assert not rows.core_spec(SPEC, ME, Config()).interactive
+    run = replace(SPEC, via=("python", "relay.py"))
+    assert rows.core_spec(run, ME, Config()).interactive
+    assert signature(run, ME) == signature(SPEC, ME)
 
 
 def test_users_see_their_own_programs_under_the_plain_name_and_operators_all() -> None:
