@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlq.errors import UsageError
@@ -208,6 +208,7 @@ def test_a_users_limits_start_from_everybodys_and_a_groups_from_none() -> None:
     assert (students.gpu_mem_mib, students.max_jobs, students.gpus) == (81_920, None, None)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1), st.text()))
 def test_describe_of_any_environment_reads_back(environment: dict[str, str]) -> None:
     legal = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from bench.policies import NAMES, best_slots, by_sm, fixed, slots
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlqd.core.guard import Guard, Occupant, Verdict
@@ -65,6 +65,7 @@ def with_rlq(workload: Workload, guard: Guard | None = None) -> Outcome:
 # ---- the model ---------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(LOADS, st.booleans())
 def test_nobody_gets_more_of_a_gpu_than_there_is(loads: list[Load], mps: bool) -> None:
     rates = rates_per_s(loads, Hardware(mps=mps))
@@ -77,6 +78,7 @@ def test_nobody_gets_more_of_a_gpu_than_there_is(loads: list[Load], mps: bool) -
         assert 0 < rate <= 1000 / (load.cpu_ms + load.gpu_ms) * 1.001, "faster than alone"
 
 
+@settings(deadline=None)
 @given(LOADS, st.booleans())
 def test_one_more_process_makes_nobody_faster(loads: list[Load], mps: bool) -> None:
     hardware = Hardware(mps=mps)
