@@ -144,6 +144,7 @@ def test_what_administrators_do_is_not_done_from_another_machine(d: Rlqd, laptop
         for request in (
             m.Stop(),
             m.Drain(),
+            m.Reserve(maintenance=True, starts_at=0.0, ends_at=2e9),
             m.Forget(signature="x"),
             m.EnrolKey(user=USER, key=laptop.key),
             m.RevokeKey(user=USER),

@@ -19,7 +19,7 @@ from tests.support.rlqd import Rlqd, configured
 from tests.support.waiting import wait_until
 
 from rlq.errors import NotFoundError, NotPermittedError, UsageError
-from rlq.protocol.messages import Cancel, Changed, Drain, List, Selection, Stop
+from rlq.protocol.messages import Cancel, Changed, Drain, List, Reserve, Selection, Stop
 from rlq.protocol.states import JobState
 
 SLEEP = ["sleep", "600"]
@@ -320,7 +320,7 @@ def test_without_a_log_path_a_users_log_can_still_be_written(
 
 
 @as_root
-def test_only_the_operator_stops_or_drains(tmp_path: Path) -> None:
+def test_only_the_operator_stops_drains_or_reserves(tmp_path: Path) -> None:
     """The kernel says who asks, whatever the message says: a raw message, no command between."""
     with Rlqd(tmp_path, shared=True) as d:
         assert d.socket.stat().st_mode & 0o777 == 0o666
@@ -336,13 +336,14 @@ def test_only_the_operator_stops_or_drains(tmp_path: Path) -> None:
 
                 client = Client(d.socket, autostart=False)
                 refusals = 0
-                for message in (Stop(), Drain()):
+                reserve = Reserve(cores=1, users=(NOBODY,), starts_at=0.0, ends_at=2e9)
+                for message in (Stop(), Drain(), reserve):
                     try:
                         client.request(message)
                     except NotPermittedError:
                         refusals += 1
                 listed = client.request(List())
-                code = 0 if refusals == 2 and getattr(listed, "total", -1) == 0 else 2
+                code = 0 if refusals == 3 and getattr(listed, "total", -1) == 0 else 2
             finally:
                 os._exit(code)
         _, status = os.waitpid(pid, 0)

@@ -143,10 +143,9 @@ class Outlook:
                 id_: replace(gpu, kept=kept[id_]) if id_ in kept else gpu
                 for id_, gpu in seen.gpus.items()
             }
-        for moment in sorted({max(self.at, b.starts_at) for b in bookings}):
-            self._keep_for(
-                seen, moment, [b for b in bookings if b.starts_at <= moment < b.ends_at]
-            )
+        amounts = [b for b in bookings if b.cores or b.mem_mib]
+        for moment in sorted({max(self.at, b.starts_at) for b in amounts}):
+            self._keep_for(seen, moment, [b for b in amounts if b.starts_at <= moment < b.ends_at])
         if quiet is not None:
             self._keep_quiet(seen, quiet)
         return seen
