@@ -246,6 +246,25 @@ def _parse_account(value: object) -> str:
 #: Whether there is such a group is asked when it matters: a directory service may be down.
 GROUP = Kind(_parse_account, json.dumps, '"" (none) or the name of a Unix group')
 
+
+def _parse_shares(value: object) -> tuple[tuple[str, int], ...]:
+    if not isinstance(value, dict):
+        raise ValueError
+    number = whole(1, 1_000_000)
+    _check(all(user for user in value))
+    return tuple(sorted((user, number.parse(n)) for user, n in value.items()))
+
+
+SHARES = Kind(
+    _parse_shares,
+    lambda shares: (
+        "{ " + ", ".join(f"{json.dumps(user)} = {n}" for user, n in shares) + " }"
+        if shares
+        else "{}"
+    ),
+    "a table of users and whole numbers from 1 such as { ada = 2, bob = 1 }",
+)
+
 # ---- keys --------------------------------------------------------------------------
 
 
@@ -463,6 +482,36 @@ class Bookings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Fair share between users (docs/fairness.md)."""
+
+    half_life_ms: int = _key(
+        "half_life",
+        duration("1h", "3650d"),
+        "7d",
+        "After so long, what somebody has used counts half.",
+    )
+    age_max_ms: int = _key(
+        "age_max", duration("1m", "3650d"), "7d", "A job's age counts up to this."
+    )
+    age_weight: int = _key(
+        "age_weight", whole(0, 1_000_000), 1_000, "What the full age adds to a job's score."
+    )
+    share_weight: int = _key(
+        "share_weight",
+        whole(0, 1_000_000),
+        10_000,
+        "What the full fair-share factor adds to a job's score; 0: only priority and age count.",
+    )
+    shares: tuple[tuple[str, int], ...] = _key(
+        "shares",
+        SHARES,
+        {},
+        "Users' shares of the machine, by name or uid; who is not named has 1.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
     """The throughput guard: packing stops when one more job no longer helps."""
 
@@ -673,6 +722,7 @@ SECTIONS: dict[str, type] = {
     "limits": Limits,
     "quiet": Quiet,
     "bookings": Bookings,
+    "share": Share,
     "guard": Guard,
     "mps": Mps,
     "remote": Remote,
@@ -705,6 +755,7 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     quiet: Quiet = field(default_factory=Quiet)
     bookings: Bookings = field(default_factory=Bookings)
+    share: Share = field(default_factory=Share)
     guard: Guard = field(default_factory=Guard)
     mps: Mps = field(default_factory=Mps)
     remote: Remote = field(default_factory=Remote)

@@ -274,5 +274,5 @@ class Desk:
 
     def effects(self) -> list[str]:
         """The last step's signals and launches by name, in order."""
-        quiet = {"Persist", "Accept", "Refuse", "SampleNow"}
+        quiet = {"Persist", "Accept", "Refuse", "SampleNow", "Account"}
         return [n for a in self.said if (n := type(a).__name__) not in quiet]

@@ -1,12 +1,16 @@
-"""What was learned does not fill the database."""
+"""What was learned does not fill the database, and what was used survives the daemon."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from rlqd.adapters.sqlite import Store
+import pytest
+
+from rlqd.adapters.sqlite import Store, UseRow
 from rlqd.config import Config
+from rlqd.core.fairness import Accounted, Use
 from rlqd.core.guard import Estimate, Learned
 from rlqd.core.learned import LearnedPeak
 from rlqd.core.machine import Scheduler
@@ -68,3 +72,34 @@ def test_rows_that_the_core_has_forgotten_are_dropped_as_others_come(tmp_path: P
                     core.peaks.forget(row.signature)
         assert len(store.learned_keys()) <= PRUNE_EVERY
         assert "peak\0p0" in store.learned_keys()
+
+
+def used(store: Store, *, days_ago: float) -> dict[int, Use]:
+    """What a daemon that starts now finds, written down `days_ago`."""
+    row = UseRow(uid=7, machine_s=8_000, gpu_s=4_000, core_s=2_000, at=time.time())
+    with store.transaction():
+        store.put_use([replace(row, at=row.at - days_ago * DAY_S)])
+    core = Scheduler()
+    ledger_of(store, core).load_use(core, Instant(1_000))
+    core.step(Instant(1_000))
+    return core.fairness.uses
+
+
+def test_use_decays_while_no_daemon_runs(tmp_path: Path) -> None:
+    with Store(tmp_path / "db") as store:
+        use = used(store, days_ago=14)[7]
+    found = (use.machine_ms, use.gpu_ms, use.core_ms)
+    assert found == pytest.approx((2e6, 1e6, 0.5e6), rel=1e-3)
+
+
+def test_a_clock_that_was_set_back_makes_no_time_pass(tmp_path: Path) -> None:
+    with Store(tmp_path / "db") as store:
+        assert used(store, days_ago=-30)[7].machine_ms == pytest.approx(8e6)
+
+
+def test_the_table_holds_one_row_for_each_user_who_has_used_something(tmp_path: Path) -> None:
+    with Store(tmp_path / "db") as store:
+        ledger = ledger_of(store, Scheduler())
+        ledger.commit([], [], accounted=[Accounted(1, Use(1e3)), Accounted(2, Use(2e3))])
+        ledger.commit([], [], accounted=[Accounted(2, Use(3e3))])
+        assert [(row.uid, row.machine_s) for row in store.use()] == [(2, 3.0)]

@@ -50,7 +50,7 @@ class JobSpec(Part, frozen=True, kw_only=True):
     rlimits: dict[str, tuple[int, int]] = {}
     name: str = ""
     resources: Resources = Resources()
-    #: Higher goes first; -1000 to 1000.
+    #: Higher goes first; -1000 to 1000; on a daemon for several users, above 0 for operators only.
     priority: int = 0
     #: From SIGTERM to SIGKILL; None: the daemon's default.
     grace_ms: int | None = None

@@ -110,6 +110,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     # Reservations, maintenance and claims: opaque here.
     ("CREATE TABLE booking (id INTEGER PRIMARY KEY, body BLOB NOT NULL)",),
+    # Decayed use of each user up to `at`, for fair share.
+    (
+        """CREATE TABLE use (
+            uid INTEGER PRIMARY KEY,
+            machine_s REAL NOT NULL,
+            gpu_s REAL NOT NULL,
+            core_s REAL NOT NULL,
+            at REAL NOT NULL)""",
+    ),
 )
 
 _encode_json = msgspec.json.Encoder().encode
@@ -225,6 +234,17 @@ class RemoteKey:
     enrolled_at: float
     #: The name of who enrolled it.
     enrolled_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseRow:
+    """What a user has used by `at` (Unix seconds), decayed up to then."""
+
+    uid: int
+    machine_s: float
+    gpu_s: float
+    core_s: float
+    at: float
 
 
 _COLUMNS = tuple(one.name for one in fields(Row))
@@ -575,6 +595,16 @@ class Store:
         with self._errors():
             self._db.executemany("DELETE FROM learned WHERE key = ?", [(key,) for key in keys])
 
+    def put_use(self, rows: Iterable[UseRow]) -> None:
+        """All of it, in the place of all there was.  Within a transaction."""
+        assert self._db.in_transaction
+        self._run("DELETE FROM use")
+        with self._errors():
+            self._db.executemany(
+                "INSERT INTO use (uid, machine_s, gpu_s, core_s, at) VALUES (?, ?, ?, ?, ?)",
+                [(row.uid, row.machine_s, row.gpu_s, row.core_s, row.at) for row in rows],
+            )
+
     def put_remote_key(self, key: RemoteKey) -> None:
         self._run(
             "INSERT INTO remote_key (key, uid, user, enrolled_at, enrolled_by)"
@@ -595,6 +625,14 @@ class Store:
                 "SELECT key, uid, user, enrolled_at, enrolled_by FROM remote_key"
                 " ORDER BY user, enrolled_at, key"
             )
+        ]
+
+    def use(self) -> list[UseRow]:
+        """By user."""
+        found = self._all("SELECT uid, machine_s, gpu_s, core_s, at FROM use ORDER BY uid")
+        return [
+            UseRow(uid=uid, machine_s=machine_s, gpu_s=gpu_s, core_s=core_s, at=at)
+            for uid, machine_s, gpu_s, core_s, at in found
         ]
 
     def live(self) -> Iterator[Row]:

@@ -32,11 +32,13 @@ from rlqd.core import policy as policies
 from rlqd.core.calendar import Calendar, never_fits
 from rlqd.core.charge import Footprint, charge_now, need_of
 from rlqd.core.crowd import Crowd, Device
+from rlqd.core.fairness import Capacity, Fairness, Ranking, Rate
 from rlqd.core.guard import Guard, Learned
 from rlqd.core.learned import LearnedPeak, Peaks
 from rlqd.core.limits import Standing, in_words, never_within, too_many_submitted
 from rlqd.core.model import (
     Accept,
+    Account,
     Action,
     AdmissionSet,
     After,
@@ -157,6 +159,9 @@ class Scheduler:
     peaks: Peaks = field(default_factory=Peaks)
     #: Replaced as a whole, never changed.
     limits: Limits = field(default_factory=dict[int, tuple[Limit, ...]])
+    fairness: Fairness = field(default_factory=Fairness)
+    #: The blocked job that has the reservation, as of the last pass.
+    promised: JobId | None = None
     _queue: WaitingQueue = field(default_factory=WaitingQueue)
     #: Everything but Pending.
     _active: set[JobId] = field(default_factory=set[JobId])
@@ -210,12 +215,15 @@ class Scheduler:
         self._expire()
         self._back_off(was_read=was_read)
         self._tell_followers()
+        self.fairness.settle(now, self.facts)
         self._start_what_fits()
         learned: list[Learned | LearnedPeak] = []
         learned += self.guard.take_changes()
         learned += self.peaks.take_changes()
         if learned:
             self._out.append(Learn(tuple(learned)))
+        if accounted := self.fairness.take_changes(now):
+            self._out.append(Account(accounted))
         out, self._out = self._out, []
         return out
 
@@ -229,30 +237,30 @@ class Scheduler:
 
     def holdings(self) -> list[Holding]:
         """Derived from job states, so that it cannot drift from them; by job id."""
-        found: list[Holding] = []
         measured = dict(self.facts.jobs) if self.facts is not None else {}
-        for job_id in sorted(self._active):
-            job = self.jobs[job_id]
-            placement = placement_of(job.state)
-            assert placement is not None
-            found.append(
-                Holding(
-                    job_id=job_id,
-                    user=job.spec.user,
-                    placement=placement,
-                    charge=self.charge_of(job),
-                    exclusive=job.spec.exclusive,
-                    signature=policies.counted_as(job.spec, placement, self.policy),
-                    since=_since(self.now, job),
-                    ends_at=_known_end(self.now, job),
-                    is_paused=isinstance(job.state, Suspended),
-                    backed_off=_backed_off(job),
-                    prediction=self._prediction(job, measured.get(job_id)),
-                    yields_above=self._yields_above(job),
-                    is_leaving=isinstance(job.state, Completing),
-                )
-            )
-        return found
+        return [
+            self._holding(self.jobs[job_id], measured.get(job_id))
+            for job_id in sorted(self._active)
+        ]
+
+    def _holding(self, job: Job, measured: JobFacts | None = None) -> Holding:
+        placement = placement_of(job.state)
+        assert placement is not None
+        return Holding(
+            job_id=job.id,
+            user=job.spec.user,
+            placement=placement,
+            charge=self.charge_of(job),
+            exclusive=job.spec.exclusive,
+            signature=policies.counted_as(job.spec, placement, self.policy),
+            since=_since(self.now, job),
+            ends_at=_known_end(self.now, job),
+            is_paused=isinstance(job.state, Suspended),
+            backed_off=_backed_off(job),
+            prediction=self._prediction(job, measured),
+            yields_above=self._yields_above(job),
+            is_leaving=isinstance(job.state, Completing),
+        )
 
     def _yields_above(self, job: Job) -> int | None:
         may_be = self.policy.preemption
@@ -309,11 +317,38 @@ class Scheduler:
             standing=Standing.of(
                 self.limits, ((self.jobs[h.job_id].spec.user, h) for h in holdings)
             ),
+            ranking=self._ranking(holdings, self.facts),
+            promised=self._promised_spec(),
         )
         return policies.plan(scene, self._queue, room, holdings)
 
+    def ranking(self) -> Ranking | None:
+        """How the users stand; None: the machine has not been read."""
+        return None if self.facts is None else self._ranking(self.holdings(), self.facts)
+
+    def _ranking(self, holdings: Sequence[Holding], facts: MachineFacts) -> Ranking:
+        capacity = Capacity.of(facts)
+        held = [(h.user, capacity.rate_of(h)) for h in holdings]
+        return self.fairness.ranking(self.now, held, self._queue.users(), self._since)
+
+    def _promised_spec(self) -> JobSpec | None:
+        job = self.jobs.get(self.promised) if self.promised is not None else None
+        return job.spec if job is not None and self.is_waiting(job) else None
+
     def jobs_ahead(self, job: Job) -> int:
-        return self._queue.ahead_of(job.spec, job.id)
+        """How many go before it; 0 too while the machine has not been read."""
+        ranking = self.ranking()
+        if ranking is None:
+            return 0
+        return self._queue.ahead_of(job.spec, job.id, ranking, self.rate_of, self._promised_spec())
+
+    def rate_of(self, spec: JobSpec) -> Rate:
+        """What such a job would take of the machine."""
+        assert self.facts is not None
+        need = need_of(spec, self.facts, self.policy, self.peak_of(spec))
+        return Capacity.of(self.facts).rate(
+            need.charge, [None] * need.gpus, exclusive=need.exclusive
+        )
 
     def is_waiting(self, job: Job) -> bool:
         """In the queue proper: pending, not held, due."""
@@ -345,14 +380,17 @@ class Scheduler:
             case LaunchFailed():
                 if job := self._current(event):
                     self._launch_failed(job, event)
-            case ProcessExited(exit=exit_):
+            case ProcessExited(exit=exit_, ago_ms=ago_ms):
                 if job := self._current(event):
+                    self._count(job, Instant(self.now - ago_ms), is_last=True)
                     self._exited(job, exit_)
             case ProcessLost(reason=reason):
                 if job := self._current(event):
+                    self.fairness.lost(job.id, self.now)
                     self._lost(job, reason)
             case LaunchVoided():
                 if job := self._current(event):
+                    self.fairness.lost(job.id, self.now)
                     self._voided(job)
             case AdmissionSet(reason=reason):
                 self.closed = reason
@@ -589,7 +627,19 @@ class Scheduler:
                 footprint = self.footprints.setdefault(job_id, Footprint())
                 on_gpu = bool(job.state.placement.gpus)
                 footprint.add(facts.taken_at, measured, self.policy, is_on_gpu=on_gpu)
-        Crowd.of(self.holdings(), facts).observe(self.now, self.guard)
+        holdings = self.holdings()
+        for holding in holdings:
+            self._count(self.jobs[holding.job_id], self.now)
+        Crowd.of(holdings, facts).observe(self.now, self.guard)
+
+    def _count(self, job: Job, until: Instant, *, is_last: bool = False) -> None:
+        """Charge its user for what it has held."""
+        if placement_of(job.state) is None:
+            return
+        begun = job.state.since if isinstance(job.state, Running) else None
+        self.fairness.count(self._holding(job), begun, until)
+        if is_last:
+            self.fairness.stop(job.id, self.now)
 
     def _started(self, job: Job, pid: int) -> None:
         match job.state:
@@ -715,14 +765,15 @@ class Scheduler:
                 kill_again_at = Instant(self.now + KILL_AGAIN_MS)
                 self._to(job, replace(job.state, kill_at=kill_again_at))
                 self._out.append(Kill(job.id, job.attempt))
-            case Suspended(placement=placement, backed_off=BackedOff() as why):
+            case Suspended(placement=placement, backed_off=BackedOff()):
                 device = _device_of(placement)
                 assert device != SEVERAL, job
-                jobs = min(other.jobs for _, other in self._paused_on(device))
+                # The smallest number that was too many counts for all of them.
+                why = min((other for _, other in self._paused_on(device)), key=lambda w: w.jobs)
                 self._thaw(job, by_user=False)
-                if len(self._at_work_on(device)) >= jobs:
+                if len(self._at_work_on(device)) >= why.jobs:
                     # It is another one's turn.
-                    self._pause_one(device, replace(why, jobs=jobs))
+                    self._pause_one(device, why)
             case Suspended() | Finished():
                 raise AssertionError(f"{job} has no deadline")
             case _:
@@ -830,9 +881,22 @@ class Scheduler:
         self._reserve_at = None
         if self.closed or not self._queue.size:
             return
-        plan = self.plan()
+        users = len(self._queue.users())
+        while (plan := self.plan()) is not None:
+            self._start(plan)
+            is_settled = plan.reservation is not None and len(self._queue.users()) == users
+            if not plan.starts or is_settled or (users == 1 and not self.limits):
+                break
+            # What was given has changed who is first, or who is at a limit: those who wait are
+            # looked at once more, so that the reservation is given now.
         if plan is None:
             return
+        if plan.reservation is not None:
+            self.promised = plan.reservation.job_id
+        if plan.head is not None:
+            self._reserve_at = Instant(self._since[plan.head] + self.policy.reserve_after_ms)
+
+    def _start(self, plan: Plan) -> None:
         for start in plan.starts:
             job = self.jobs[start.job_id]
             assert isinstance(job.state, Pending)
@@ -846,11 +910,6 @@ class Scheduler:
             self._preempt(self.jobs[job_id], plan.preempted_for)
         if plan.preempted:
             self._expire()  # a grace of nothing
-        if plan.head is not None and plan.starts and self.limits:
-            # What was started after it may have brought its user to a limit: then it is another's.
-            plan = self.plan() or plan
-        if plan.head is not None:
-            self._reserve_at = Instant(self._since[plan.head] + self.policy.reserve_after_ms)
 
     @property
     def _since(self) -> _Since:
@@ -919,7 +978,11 @@ class Scheduler:
         self._leave(before)
         released = placement_of(before.state)
         after = replace(job, state=state)
+        if released is None and placement_of(state) is not None:
+            self.fairness.began(job.id, self.now)
         if released is not None and placement_of(state) is None:
+            self._count(before, self.now)
+            self.fairness.left(job.id)
             self._released(before, released)
         if isinstance(state, Finished):
             self._ended[job.id] = state.outcome

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NewType
 
 if TYPE_CHECKING:
+    from rlqd.core.fairness import Accounted
     from rlqd.core.guard import Learned
     from rlqd.core.learned import LearnedPeak
 
@@ -276,6 +277,19 @@ class GuardPolicy:
     pause_turn_ms: int = 600_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharePolicy:
+    """Fair share's knobs (core/fairness.py)."""
+
+    half_life_ms: int = 7 * 86_400_000
+    age_max_ms: int = 7 * 86_400_000
+    age_weight: int = 1_000
+    share_weight: int = 10_000
+    #: (user, shares); who is not named has `shares_default`.
+    shares: tuple[tuple[int, int], ...] = ()
+    shares_default: int = 1
+
+
 # ---- the machine as last read ------------------------------------------------------
 
 
@@ -479,6 +493,8 @@ class ProcessExited:
     job_id: JobId
     attempt: int
     exit: Exit
+    #: It ended so long before `now`, while no daemon was there to hear of it.
+    ago_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -626,4 +642,13 @@ class Learn:
     rows: tuple[Learned | LearnedPeak, ...]
 
 
-Action = Learn | Persist | Launch | Terminate | Kill | Freeze | SampleNow | Accept | Refuse
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Write down what every user has used by now; a user who is not named has used nothing."""
+
+    users: tuple[Accounted, ...]
+
+
+Action = (
+    Account | Learn | Persist | Launch | Terminate | Kill | Freeze | SampleNow | Accept | Refuse
+)

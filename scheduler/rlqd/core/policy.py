@@ -1,10 +1,11 @@
 """Which waiting jobs start now.  Pure: reads values, returns values.
 
-In rank order, each job that fits starts, and those behind a job that does not may go before it
-(backfill).  So that a big job is not passed by small ones for ever, the first blocked job that
-has waited long enough gets a reservation (EASY backfill; Lifka 1995): the earliest moment at
-which it will fit, from the ends that are known or predicted.  From then on a job behind it starts
-only if it is sure to end before that moment, or fits beside the reserved job as well.
+In rank order (core/queue.py), each job that fits starts, and those behind a job that does not
+may go before it (backfill).  So that a big job is not passed by small ones for ever, the first
+blocked job that has waited long enough gets a reservation (EASY backfill; Lifka 1995): the
+earliest moment at which it will fit, from the ends that are known or predicted.  From then on a
+job behind it starts only if it is sure to end before that moment, or fits beside the reserved job
+as well.
 
     sure end of the candidate  <=  start of the reserved job
 
@@ -23,6 +24,10 @@ more starts on one device until the guard lets it in there, on the empty device 
 
 What is booked for others (core/calendar.py) is no room: each job looks at the room without it,
 now and at the moment it is promised.
+
+The reservation is a promise: it stays with its job until that starts, though by fair share
+another user's job comes first by now.  Else it would be nobody's: while it is kept free for A,
+B's jobs end, B holds less, and B's next job would outrank it.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from rlqd.core.calendar import Calendar, Outlook
 from rlqd.core.charge import Need, need_of, need_on
 from rlqd.core.cores import doublings, variant, worth
 from rlqd.core.crowd import Crowd, Device
+from rlqd.core.fairness import Capacity, Ranking
 from rlqd.core.guard import ONE_JOB, Guard, Verdict
 from rlqd.core.learned import Peaks
 from rlqd.core.limits import AtLimit, Standing, amounts_of
@@ -157,6 +163,11 @@ class Scene:
     waiting_since: Mapping[JobId, Instant]
     #: Used up like the room.
     standing: Standing
+    #: Used up: it counts what this pass gives to whom.
+    ranking: Ranking
+    #: The group of the job that has the reservation: it keeps it though others' claims may be
+    #: better by now.  A head that changed with every job that ends would never be met.
+    promised: JobSpec | None = None
 
 
 def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holding]) -> Plan:
@@ -167,7 +178,8 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
         calendar=scene.calendar, room=room, holders=[*holdings], at=now, policy=policy
     )
     crowd = Crowd.of(holdings, scene.facts, queue.size)
-    walk = queue.in_order()
+    capacity = Capacity.of(scene.facts)
+    walk = queue.in_order(scene.ranking, scene.promised)
     for job_id, spec in walk:
         if at := _at_limits(scene, spec):
             walk.skip()
@@ -224,6 +236,7 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
                 result.blocked[spec] = Blocked(None, kept.job_id)
                 continue
         standing.add(spec.user, amounts_of(need))
+        walk.give(spec.user, capacity.rate(need.charge, found.gpus, exclusive=need.exclusive))
         started = Holding(
             job_id=job_id,
             user=spec.user,

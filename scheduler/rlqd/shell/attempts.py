@@ -5,9 +5,10 @@ Whatever happens to one becomes an event for the core; what to do about it is th
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import zmq
@@ -158,7 +159,8 @@ class Attempts:
                 self.live[job.id].cgroup = handle.cgroup
                 return model.ProcessStarted(now, job.id, job.attempt, handle.pid)
             case processes.Exited(record=record):
-                return _exited(now, record)
+                ago_ms = max(0, round((time.time() - record.ended_at) * 1000))
+                return replace(_exited(now, record), ago_ms=ago_ms)
             case processes.LaunchError():
                 return _launch_failed(now, found)
             case processes.Lost(reason=reason):

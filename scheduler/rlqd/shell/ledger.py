@@ -12,8 +12,9 @@ from typing import assert_never
 import msgspec
 
 from rlq.errors import UnavailableError
-from rlqd.adapters.sqlite import AuditRow, Row, Store
+from rlqd.adapters.sqlite import AuditRow, Row, Store, UseRow
 from rlqd.core import model
+from rlqd.core.fairness import Accounted, Use
 from rlqd.core.guard import Learned
 from rlqd.core.learned import LearnedPeak
 from rlqd.core.machine import Scheduler
@@ -47,12 +48,14 @@ class Ledger:
         jobs: Iterable[model.Job],
         changes: Iterable[Change],
         learned: Iterable[Learned | LearnedPeak] = (),
+        accounted: Iterable[Accounted] = (),
     ) -> None:
         """One fsync, however many requests waited for it.
 
         Args:
             jobs: as the step left them; of several versions of one job the last counts.
             changes: the requests of this step, for what the core does not know of a new job.
+            accounted: what all users have used by now; none: nothing new.
 
         Raises:
             UnavailableError: nothing was written.
@@ -96,6 +99,8 @@ class Ledger:
             if self._learned >= PRUNE_EVERY:
                 self._learned = 0
                 self.store.drop_learned(self._stale_keys(self.views.core, self.views.core.now))
+            if used := [_use_row(one, at) for one in accounted]:
+                self.store.put_use(used)
             for job in latest.values():
                 if job.id not in incoming or not isinstance(job.state, model.Pending):
                     self._update(job, at)
@@ -127,6 +132,23 @@ class Ledger:
             # The disk may be full: they do no harm until the next time.
             with contextlib.suppress(UnavailableError), self.store.transaction():
                 self.store.drop_learned(stale)
+
+    def load_use(self, core: Scheduler, now: model.Instant) -> None:
+        """Give the core what users had used when the last daemon wrote it down.
+
+        By the wall clock, as no other outlives a reboot.  A clock that was set back since makes
+        no time pass; one that was set forward lets everybody's use decay, and alike.
+        """
+        rows = self.store.use()
+        at = max((row.at for row in rows), default=0.0)
+        age_ms = max(0, round((time.time() - at) * 1000)) if rows else 0
+        core.fairness.load(
+            [
+                Accounted(row.uid, Use(row.machine_s * 1e3, row.gpu_s * 1e3, row.core_s * 1e3))
+                for row in rows
+            ],
+            model.Instant(now - age_ms) if rows else None,
+        )
 
     def _stale_keys(self, core: Scheduler, now: model.Instant) -> set[str]:
         """What no longer counts goes from the core; and these rows of it may go."""
@@ -187,3 +209,14 @@ class Ledger:
                 state, placement, usage, progress, live.log_path, live.preempted_by
             ),
         )
+
+
+def _use_row(one: Accounted, at: float) -> UseRow:
+    use = one.use
+    return UseRow(
+        uid=one.user,
+        machine_s=use.machine_ms / 1e3,
+        gpu_s=use.gpu_ms / 1e3,
+        core_s=use.core_ms / 1e3,
+        at=at,
+    )

@@ -38,7 +38,7 @@ from rlqd.adapters.zeromq import Received, Server
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.machine import Scheduler, placement_of
-from rlqd.shell import enforcing, launching, learning, rows, sampling
+from rlqd.shell import enforcing, launching, learning, rows, sampling, shares
 from rlqd.shell.accounts import Accounts
 from rlqd.shell.attempts import Attempts
 from rlqd.shell.bookings import Bookings
@@ -229,7 +229,9 @@ class Pump:
         """Take up where the last daemon stopped.  Raises RlqError if the store cannot be used."""
         self._check_accounts()
         self._draining = self.store.meta("draining") == "1"
-        self._recover(monotonic_ms())
+        now = monotonic_ms()
+        self._recover(now)
+        self.ledger.load_use(self.core, now)
         self.sampler.start()
         if self.mps is not None:
             self.mps.mps.start()
@@ -329,9 +331,10 @@ class Pump:
                 by_number[action.request].answers.append(action)
         persists = [a.job for a in actions if isinstance(a, model.Persist)]
         learned = [row for a in actions if isinstance(a, model.Learn) for row in a.rows]
+        accounted = [one for a in actions if isinstance(a, model.Account) for one in a.users]
         try:
-            if persists or learned:
-                self.ledger.commit(persists, by_number.values(), learned)
+            if persists or learned or accounted:
+                self.ledger.commit(persists, by_number.values(), learned, accounted)
                 self.stats.commits += 1
         except RlqError as error:
             # InternalError too: what the core decided is not on disk, whatever the reason.
@@ -389,7 +392,7 @@ class Pump:
                 self.attempts.freeze(job_id, attempt, on=on)
             case model.SampleNow():
                 self.sampler.ask()
-            case model.Accept() | model.Refuse() | model.Learn():
+            case model.Accept() | model.Refuse() | model.Learn() | model.Account():
                 pass
             case _:
                 assert_never(action)
@@ -848,16 +851,15 @@ class Pump:
                 continue
             jobs.append(model.Job(job_id, spec, row.attempt, state))
             self.live[job_id] = Live(uid=row.uid, user=row.user, started_at=row.started_at)
-        facts_before, guard_before, peaks_before = (
-            self.core.facts,
-            self.core.guard,
-            self.core.peaks,
-        )
+        before = self.core
         self.core = Scheduler.restore(jobs, rows.core_policy(self.config), now)
         self.core.limits = self.limits.of((job.spec.user for job in jobs), now)
-        self.core.facts = facts_before
-        self.core.guard, self.core.peaks = guard_before, peaks_before
+        self.core.facts = before.facts
+        self.core.guard, self.core.peaks = before.guard, before.peaks
         self.core.guard.policy = rows.guard_policy(self.config)
+        self.core.fairness, self.core.promised = before.fairness, before.promised
+        self.core.fairness.policy = shares.policy(self.config)
+        self.core.fairness.carry_over(now)
         self.views.core = self.core
         self.views.invalidate()
         return jobs, damaged
@@ -960,6 +962,7 @@ class Pump:
             self._check_accounts()
             self.core.policy = rows.core_policy(self.config)
             self.core.guard.policy = rows.guard_policy(self.config)
+            self.core.fairness.policy = shares.policy(self.config)
             self.views.config = self.desk.config = self.bookings.config = self.config
             self.bookings.forget()
             self.sampler.set_period(self.config.monitor.period_ms / 1000)

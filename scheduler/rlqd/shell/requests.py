@@ -172,6 +172,8 @@ class Desk:
                 hint="`getent passwd` must know it: is the directory service up?",
             ) from error
         validation.check_submission(request)
+        if not self.accounts.is_operator(uid):
+            self._check_priorities(request)
         kept = rlimits.to_keep(rlimits.of_process(change.peer.pid, uid), self.rlimits)
         jobs = (
             spec if spec.rlimits == kept else msgspec.structs.replace(spec, rlimits=kept)
@@ -214,6 +216,13 @@ class Desk:
                     hint=f"--after-any {job_id} asks for its end alone",
                 )
         return model.After(job_ids=tuple(left), any_end=spec.after_any) if left else None
+
+    def _check_priorities(self, request: wire.Submit) -> None:
+        if any(spec.priority > 0 for spec in request.jobs):
+            raise NotPermittedError(
+                "only an administrator may give a priority above 0",
+                hint="leave it out, or lower your own jobs' with -1 to -1000",
+            )
 
     def _verb(self, change: Change, request: ChangeRequest, now: model.Instant) -> None:
         assert not isinstance(request, wire.Submit)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from rlqd.core.model import (
     Accept,
+    Account,
     Action,
     AdmissionSet,
     After,
@@ -64,6 +65,11 @@ from rlqd.core.model import (
 
 #: From the moment the head could run to its launch: one reading, one report, one step.
 SLACK_MS = 3_000
+#: What a user holds counts as so much use already (docs/fairness.md).
+HELD_COUNTS_AS_S = 3_600.0
+#: Charges are known here to the margin only, and age is worth a little: who has had so many
+#: times more than another has clearly had more.
+CLEARLY = 1.3
 
 
 class ContractViolation(AssertionError):
@@ -148,6 +154,8 @@ class Head:
     before_it: set[tuple[JobId, int]]
     #: The latest known end of those.
     deadline: Instant
+    #: Another job had been promised the room before: that one goes first, once.
+    has_yielded: bool = False
 
 
 @dataclass(slots=True)
@@ -188,6 +196,13 @@ class Contract:
     beside_bookings: int = 0
     head: Head | None = None
     launches: int = 0
+    #: By user, in seconds of the whole machine.  Not decayed: a run is short beside a half-life.
+    used_s: dict[int, float] = field(default_factory=dict[int, float])
+    used_until: Instant = field(default=Instant(0))
+    #: Jobs that were the first in the queue at some time: the room may be promised to them.
+    may_be_promised: set[JobId] = field(default_factory=set[JobId])
+    #: Launches that another user's equal job could have had.
+    contested: int = 0
 
     # ---- the stream ----------------------------------------------------------------
 
@@ -201,6 +216,7 @@ class Contract:
             attempt.gpu_mem_mib_peak = None
 
     def observe(self, now: Instant, events: Sequence[Event], actions: Sequence[Action]) -> None:
+        self._use(now)
         for event in events:
             self._event(now, event)
         asked = self._answered(events, actions)
@@ -376,7 +392,7 @@ class Contract:
                         attempt.backed_off_at = None
                         attempt.rested_at = now
                 attempt.paused = on
-            case SampleNow() | Learn() | Accept() | Refuse():
+            case SampleNow() | Learn() | Account() | Accept() | Refuse():
                 pass
 
     def _backs_off(self, now: Instant, attempt: Attempt) -> None:
@@ -580,6 +596,8 @@ class Contract:
         self._exclusive(job_id, spec, placement)
         self._leaves_what_is_booked(now, job_id, spec, placement, facts)
         self._keeps_quiet(now, job_id, spec, placement, facts)
+        self._claims()
+        self._in_turn(job_id, spec)
         self.begun.add((job_id, number))
         self.done.discard(job_id)
         self.again.discard(job_id)
@@ -592,6 +610,15 @@ class Contract:
         self.alive[job_id] = Attempt(
             job_id, number, spec, placement, launched_at=now, ends_at=ends_at
         )
+        self._claims()
+        head = self.head
+        if (
+            head is not None
+            and head.job_id != job_id
+            and job_id in self.may_be_promised
+            and not head.has_yielded
+        ):
+            self.head = Head(head.job_id, *self._those_that_run(now), has_yielded=True)
 
     def _fits_host(
         self, job_id: JobId, spec: JobSpec, placement: Placement, facts: MachineFacts
@@ -762,6 +789,71 @@ class Contract:
                 share = spec.sm_pct or self.policy.sm_pct_default
                 demand(share <= hours.sm_pct, f"job {job_id}: more of a GPU than in quiet hours")
 
+    # ---- fair share ----------------------------------------------------------------
+
+    def _use(self, now: Instant) -> None:
+        for attempt in self.alive.values():
+            user, share = attempt.spec.user, self._share(attempt.spec, attempt.placement)
+            self.used_s[user] = self.used_s.get(user, 0) + share * (now - self.used_until) / 1000
+        self.used_until = now
+
+    def _share(self, spec: JobSpec, placement: Placement) -> float:
+        """Of the machine, by what was asked for: the largest of its shares."""
+        facts = self.facts
+        if facts is None:
+            return 0.0
+        mem = (spec.mem_mib or self.policy.mem_mib_default) / facts.mem_mib_total
+        shares = [len(placement.cores) / len(facts.cores), mem]
+        totals = {gpu.id: gpu.mem_mib_total for gpu in facts.gpus}
+        on_gpus = 0.0
+        for gpu in placement.gpus:
+            gpu_mem = (spec.gpu_mem_mib or self.policy.gpu_mem_mib_default) / (
+                totals.get(gpu) or 10**9
+            )
+            sm = (spec.sm_pct or self.policy.sm_pct_default) / 100
+            on_gpus += 1.0 if spec.exclusive else max(gpu_mem, sm)
+        shares.append(on_gpus / max(1, len(totals)))
+        if spec.exclusive and not placement.gpus:
+            shares.append(1.0)
+        return max(shares)
+
+    def _had(self, user: int) -> float:
+        """Used and held, in seconds of the whole machine."""
+        held = sum(
+            self._share(a.spec, a.placement) for a in self.alive.values() if a.spec.user == user
+        )
+        return self.used_s.get(user, 0.0) + HELD_COUNTS_AS_S * held
+
+    def _eligible(self) -> set[JobId]:
+        return self.waiting_since.keys() - self.held - self.follows.keys()
+
+    def _first_of_each(self) -> dict[int, JobId]:
+        """The first waiting job of each user."""
+        first: dict[int, JobId] = {}
+        for job_id in sorted(
+            (j for j in self._eligible() if not self._is_at_limit(j)),
+            key=lambda j: (-self.specs[j].priority, j),
+        ):
+            first.setdefault(self.specs[job_id].user, job_id)
+        return first
+
+    def _in_turn(self, job_id: JobId, spec: JobSpec) -> None:
+        """Of two jobs that are alike, the one whose user has clearly had less goes first."""
+        if not self.calm or job_id in self.may_be_promised:
+            return
+        for other_id in self._eligible():
+            other = self.specs[other_id]
+            if other.user == spec.user or other.user in self.limits:
+                continue
+            if replace(other, user=spec.user) == spec:
+                self.contested += 1
+                mine, theirs = self._had(spec.user), self._had(other.user)
+                demand(
+                    mine <= CLEARLY * theirs + 1.0,
+                    f"job {job_id} starts before job {other_id}, which is alike, though its user"
+                    f" has had {mine:.0f} s of the machine and the other {theirs:.0f} s",
+                )
+
     # ---- starvation ----------------------------------------------------------------
 
     def _starvation(self, now: Instant) -> None:
@@ -770,31 +862,31 @@ class Contract:
         What is started later must have ended by then or leave room beside it.  A job that ends
         early counts for as long as was announced, by its time limit or its own progress: a
         backfilled job was promised that long.
+
+        The head is the first job of the user who has clearly had least.  Another one may have
+        been promised the room before it became so: that one goes first.
         """
         if not self.calm or self.closed:
             return
-        waiting = self.waiting_since.keys() - self.held - self.follows.keys()
-        ranked = ((-self.specs[j].priority, j) for j in waiting if not self._is_at_limit(j))
-        best = min(ranked, default=None)
-        if best is None:
+        head_id = self._head_id()
+        if head_id is None:
             self.head = None
             return
-        head_id = best[1]
         if self.head is None or self.head.job_id != head_id:
             self.head = None
             if now - self.waiting_since[head_id] >= self.policy.reserve_after_ms:
-                ends = [a.ends_at for a in self.alive.values() if a.ends_at is not None]
-                self.head = Head(
-                    head_id,
-                    {(a.job_id, a.number) for a in self.alive.values()},
-                    max(ends, default=now),
-                )
+                self.head = Head(head_id, *self._those_that_run(now))
             return
         self.head.before_it &= {(a.job_id, a.number) for a in self.alive.values()}
         # One that ranks before it was at a limit, and no longer is: it may go first, too.
-        rank = (-self.specs[head_id].priority, head_id)
+        head = self.specs[head_id]
         for a in self.alive.values():
-            if a.launched_at == now and (-a.spec.priority, a.job_id) < rank:
+            ranks = (-a.spec.priority, a.job_id) < (-head.priority, head_id)
+            if (
+                a.launched_at == now
+                and a.spec.user in self.limits
+                and (ranks or a.spec.user != head.user)
+            ):
                 self.head.before_it.add((a.job_id, a.number))
                 self.head.deadline = max(self.head.deadline, a.ends_at or now)
         if self.head.before_it:
@@ -810,6 +902,24 @@ class Contract:
             f"job {head_id} is held up by jobs that came after it: "
             f"{_names(self.alive.values())} run at {now}, it was due by {self.head.deadline}",
         )
+
+    def _those_that_run(self, now: Instant) -> tuple[set[tuple[JobId, int]], Instant]:
+        ends = [a.ends_at for a in self.alive.values() if a.ends_at is not None]
+        return {(a.job_id, a.number) for a in self.alive.values()}, max(ends, default=now)
+
+    def _head_id(self) -> JobId | None:
+        """None: nobody waits, or it is not clear who is first."""
+        first = self._claims()
+        return first[0] if len(first) == 1 else None
+
+    def _claims(self) -> list[JobId]:
+        """Whose job may be the first in the queue at this moment."""
+        first = self._first_of_each()
+        had = {user: self._had(user) for user in first}
+        least = min(had.values(), default=0.0)
+        claims = [first[user] for user in first if had[user] <= CLEARLY * least + 1.0]
+        self.may_be_promised.update(claims)
+        return claims
 
 
 def _names(attempts: Iterable[Attempt]) -> str:

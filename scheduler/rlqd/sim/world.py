@@ -5,9 +5,10 @@ them once a second, outsiders, and a shell that commits rows, carries out effect
 dies between the two.  `run` ends with calm, in which everything that can finish has to.
 
 Every fourth seed is calm throughout and busy: big jobs among a stream of small ones, where the
-contract demands the starvation bound.  In every fourth other one jobs train and report, more of
-them on one GPU are slower than two, and rlqd may pause the youngest.  In another fourth something
-is booked (sim/bookings.py).
+contract demands the starvation bound.  In every other one of those the jobs are one user's, in
+the rest several users compete, and the contract demands that they do so fairly.  In every fourth
+other one jobs train and report, more of them on one GPU are slower than two, and rlqd may pause
+the youngest.  In another fourth something is booked (sim/bookings.py).
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from rlqd.core import invariants
+from rlqd.core.fairness import Accounted
 from rlqd.core.guard import Guard
 from rlqd.core.machine import Scheduler
 from rlqd.core.model import (
+    Account,
     Action,
     AdmissionSet,
     After,
@@ -166,6 +169,8 @@ class World:
     check_every: int = 1
     trace: list[str] = field(default_factory=list[str])
     rows: dict[JobId, Job] = field(default_factory=dict[JobId, Job])  # the database
+    uses: tuple[Accounted, ...] = ()  # likewise
+    uses_at: Instant = field(default=Instant(0))
     steps: int = 0
     crashes: int = 0
     now: int = 0
@@ -365,6 +370,8 @@ class World:
         for action in actions:
             if isinstance(action, Persist):
                 self.rows[action.job.id] = action.job
+            elif isinstance(action, Account):
+                self.uses, self.uses_at = action.users, now
         if crash:
             done = actions[: self.rng.randrange(len(actions) + 1)]
             self._crash(done, note=f"after {len(done)} of {len(actions)} effects")
@@ -551,6 +558,7 @@ class World:
         self.guard = self.core.guard = Guard(self.guard.policy)
         self.guard.load(learned, Instant(self.now))
         self.core.limits = self.limits
+        self.core.fairness.load(self.uses, self.uses_at)
         self.contract.restarted()
         if self.calendar is not None:
             self.calendar.is_told = False
@@ -827,16 +835,18 @@ class World:
         rng = self.rng
         is_big = rng.random() < 0.25
         smallest = min(g.total_mib for g in self.gpus)
+        is_shared = self.seed % 8 != 0
         return JobSpec(
-            user=rng.randint(1, 2),
+            user=rng.randint(1, 3) if is_shared else 1,
             gpus=rng.randint(1, len(self.gpus)) if is_big else 1,
             gpu_mem_mib=smallest - 1_500 if is_big else rng.choice([2_000, 4_000]),
             sm_pct=20,
             cores=1,
             mem_mib=1_000,
             exclusive=is_big and rng.random() < 0.3,
-            time_limit_ms=rng.choice([10_000, 30_000, 30_000, None]),
-            grace_ms=rng.choice([0, 10_000]),
+            # Few kinds, so that one user's jobs are like another's.
+            time_limit_ms=30_000 if is_shared else rng.choice([10_000, 30_000, 30_000, None]),
+            grace_ms=0 if is_shared else rng.choice([0, 10_000]),
             priority=rng.choice([0, 0, 1, 5]) if self.preempts else 0,
             preemptible=self.preempts and rng.random() < 0.7,
         )

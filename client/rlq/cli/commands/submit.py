@@ -119,7 +119,7 @@ QUEUE_OPTIONS = (
         metavar="N",
         type=Parsed("priority", whole("a priority", -PRIORITY_MAX, PRIORITY_MAX)),
         default="0",
-        help="Higher goes first; -1000 to 1000.",
+        help="Higher goes first; -1000 to 1000, above 0 for administrators.",
     ),
     click.option("--name", metavar="NAME", default="", help="What `rlq list` calls it."),
     click.option(
