@@ -373,6 +373,10 @@ class Client:
         """What was learned of the programs whose signature matches (docs/throughput.md)."""
         return self._ask(m.Profile(pattern=pattern), m.Profiles)
 
+    def share(self, job: int | None = None) -> m.Shares:
+        """How the users stand by fair share; with a waiting job: how its rank is made up."""
+        return self._ask(m.Share(job=job), m.Shares)
+
     def forget(self, signature: str) -> str:
         """Drop what was learned of a program (the daemon's own user, or root)."""
         return self._ask(m.Forget(signature=signature), m.Ok).message

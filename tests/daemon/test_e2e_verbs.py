@@ -274,6 +274,11 @@ def test_a_job_runs_as_whoever_submitted_it_and_is_theirs_alone(
         assert "roots" in everything
         assert "roots-secret" not in everything
         assert nobody("drain").returncode == 5
+        raised = nobody("submit", "--priority", "1", "--", "true")
+        assert (raised.returncode, "administrator" in raised.stderr) == (5, True)
+        used = {one["user"]: one for one in json.loads(nobody("share", "--json").stdout)["users"]}
+        assert used[NOBODY]["held"] > 0
+        assert used["root"]["held"] > 0
         assert nobody("profile", "--forget", "anything").returncode == 5
         assert nobody("daemon", "stop").returncode == 5
         # By pattern one acts on one's own.

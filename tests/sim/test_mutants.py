@@ -22,7 +22,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(rlqd.__file__).parent
 #: Far fewer seeds than `make test` runs anyway: bugs that are hard to find would hide here.
 SEEDS = 200
-PROPERTIES = "tests/core/test_scheduler_properties.py"
+#: What catches a bug that the simulator is not there for.
+TESTS = {
+    "hypothesis": "tests/core/test_scheduler_properties.py",
+    "fairness": "tests/core/test_fairness.py",
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Mutant:
     file: str
     old: str
     new: str
-    by: str = "sim"  # or "hypothesis"
+    by: str = "sim"  # or one of TESTS
 
 
 MUTANTS = [
@@ -270,6 +274,53 @@ MUTANTS = [
         """                self._finish_stop(job, exit_, "")""",
     ),
     Mutant(
+        "who has had more of the machine goes first",
+        "fairness.py",
+        "return (-self.score(user, job_id).total, self._points_of(user)[1])",
+        "return (self.score(user, job_id).total, -self._points_of(user)[1])",
+    ),
+    Mutant(
+        "what is given within a pass does not count",
+        "fairness.py",
+        "        self._counted[user] += amount\n",
+        "",
+        by="fairness",
+    ),
+    Mutant(
+        "what is held does not count until it has been used",
+        "fairness.py",
+        "counted[user] = counted.get(user, 0.0) + rate.machine * HELD_COUNTS_AS_MS",
+        "counted[user] = counted.get(user, 0.0)",
+    ),
+    Mutant(
+        "the reservation goes to whoever has had least by now",
+        "machine.py",
+        "promised=self._promised_spec(),",
+        "promised=None,",
+        by="fairness",
+    ),
+    Mutant(
+        "use does not decay",
+        "fairness.py",
+        "factor = 2.0 ** (-(now - self.at) / self.policy.half_life_ms)",
+        "factor = 1.0",
+        by="fairness",
+    ),
+    Mutant(
+        "a job that ended while no daemon was there pays until one came back",
+        "machine.py",
+        "self._count(job, Instant(self.now - ago_ms), is_last=True)",
+        "self._count(job, self.now, is_last=True)",
+        by="fairness",
+    ),
+    Mutant(
+        "all pay the same, however large their jobs are",
+        "fairness.py",
+        "return Rate(min(1.0, machine), sum(on), charge.cores)",
+        "return Rate(1.0, sum(on), charge.cores)",
+        by="fairness",
+    ),
+    Mutant(
         "a job that was paused has no time limit any more",
         "machine.py",
         "deadline = None if state.left_ms is None else Instant(self.now + state.left_ms)",
@@ -402,7 +453,7 @@ def hunt(mutant: Mutant, folder: Path) -> str | None:
     target.write_text(source.replace(mutant.old, mutant.new))
     env = {**os.environ, "PYTHONPATH": str(folder), "RLQ_HYPOTHESIS": "hunt"}
     command = [sys.executable, "-c", HUNT, str(SEEDS)]
-    if mutant.by == "hypothesis":
+    if mutant.by in TESTS:
         command = [
             sys.executable,
             "-m",
@@ -411,7 +462,7 @@ def hunt(mutant: Mutant, folder: Path) -> str | None:
             "-x",
             "-p",
             "no:cacheprovider",
-            PROPERTIES,
+            TESTS[mutant.by],
         ]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     last = (done.stdout + done.stderr).strip().splitlines()[-1:]

@@ -183,6 +183,8 @@ class FakeDaemon:
                 return m.Variables(env=self.env)
             case m.Devices():
                 return m.Machine(host=HOST)
+            case m.Share(job=job):
+                return shares_of(job)
             case m.Profile():
                 return m.Profiles()
             case m.Forget():
@@ -300,3 +302,34 @@ HOST = m.Host(
     mem_mib_available=40 * 1024,
     mem_mib_charged=12 * 1024,
 )
+
+
+def shares_of(job: int | None) -> m.Shares:
+    """Ada has had much, Bob nothing; job 7 is Ada's and waits."""
+
+    def standing(user: str, uid: int, hours: float, held: float, factor: float) -> m.UserShare:
+        return m.UserShare(
+            user=user,
+            uid=uid,
+            shares=1,
+            part=0.5,
+            machine_hours=hours,
+            gpu_hours=hours / 2,
+            core_hours=hours * 16,
+            held=held,
+            counted_hours=hours + held,
+            factor=factor,
+        )
+
+    rank = m.JobRank(
+        id=7, user="ada", priority=0, waited_s=86_400, age=142, share=2_500, jobs_ahead=12
+    )
+    return m.Shares(
+        users=(standing("bob", 1002, 0, 0, 1.0), standing("ada", 1001, 120.5, 0.5, 0.25)),
+        half_life_s=7 * 86_400,
+        held_counts_as_s=3_600,
+        age_weight=1_000,
+        age_max_s=7 * 86_400,
+        share_weight=10_000,
+        job=rank if job == 7 else None,
+    )

@@ -43,6 +43,7 @@ VERBS: dict[str, str] = {
     "gpus": "The GPUs: who uses what, in the queue and outside it.",
     "claim": "Keep a GPU for your own work outside the queue.",
     "reserve": "Book capacity for some users' jobs (administrators).",
+    "share": "Fair share: who has had how much, who is next.",
     "profile": "What was learned of programs: memory, speed, how they share.",
     "calibrate": "Measure how many SAC jobs this machine runs best.",
     "status": "The daemon and the machine at a glance.",

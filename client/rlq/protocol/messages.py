@@ -257,6 +257,12 @@ class Profile(Message, frozen=True, kw_only=True):
     pattern: str = ""
 
 
+class Share(Message, frozen=True, kw_only=True):
+    """How the users stand by fair share, and how a waiting job's rank is made up."""
+
+    job: int | None = None
+
+
 class Forget(Message, frozen=True, kw_only=True):
     """Drop what was learned of a program, and of every mix it was in."""
 
@@ -358,6 +364,7 @@ Request = (
     | Devices
     | Status
     | Profile
+    | Share
     | Forget
     | Audit
     | Drain
@@ -721,6 +728,52 @@ class Calendar(Message, frozen=True, kw_only=True):
     quiet: Quiet | None = None
 
 
+class UserShare(Part, frozen=True, kw_only=True):
+    """One user's standing (docs/fairness.md).  Use is decayed."""
+
+    user: str
+    uid: int
+    shares: int
+    #: `shares` of all users' shares, 0 to 1.
+    part: float
+    #: The largest of the job's shares of GPUs, cores and memory, over time.
+    machine_hours: float
+    gpu_hours: float
+    core_hours: float
+    #: Share of the machine held now, 0 to 1.
+    held: float
+    #: `machine_hours`, and what is held as if for `Shares.held_counts_as_s`.
+    counted_hours: float
+    #: 1: has had nothing; 0.5: a fair part; towards 0: far more.
+    factor: float
+
+
+class JobRank(Part, frozen=True, kw_only=True):
+    """How a waiting job's rank is made up: priority first, then age + share."""
+
+    id: int
+    user: str
+    priority: int
+    waited_s: float
+    age: int
+    share: int
+    #: Jobs that start before it if there is room for one after the other.
+    jobs_ahead: int
+    reserved: bool = False
+
+
+class Shares(Message, frozen=True, kw_only=True):
+    """Whoever has used something, holds something or waits; who goes first, first."""
+
+    users: tuple[UserShare, ...]
+    half_life_s: float
+    held_counts_as_s: float
+    age_weight: int
+    age_max_s: float
+    share_weight: int
+    job: JobRank | None = None
+
+
 class DaemonStatus(Message, frozen=True, kw_only=True):
     version: str
     pid: int
@@ -755,6 +808,7 @@ Reply = (
     | Variables
     | Machine
     | Profiles
+    | Shares
     | Booked
     | Calendar
     | Keys

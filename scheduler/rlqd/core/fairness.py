@@ -303,6 +303,9 @@ class Ranking:
     def users(self) -> list[int]:
         return list(self._counted)
 
+    def shares(self, user: int) -> int:
+        return self._shares[user]
+
     def part(self, user: int) -> float:
         """Of the machine, by shares."""
         return self._shares[user] / self._shares_sum

@@ -626,6 +626,8 @@ class Pump:
             case wire.Wait() as request:
                 self.waiters.add(question.route, question.request_id, peer, request, now)
                 return None
+            case wire.Share(job=job):
+                return shares.shares(self.core, None if job is None else self.desk.row(job))
             case wire.Profile(pattern=pattern):
                 return learning.profiles(
                     self.core,
