@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help run test test-system test-enforcement lint bench format clean
+.PHONY: help run test test-system test-enforcement test-vm lint bench format clean
 help:
 	@echo "make run    install into $(VENV), run four real SAC trainings through a private queue"
 	@echo "make test   install, run all tests"
 	@echo "make test-system       as root: try the service in a booted systemd, thrown away after"
 	@echo "make test-enforcement  the same of the kernel's limits, where it has the controllers"
+	@echo "make test-vm           the limits again in a virtual machine that brings them (minutes)"
 	@echo "make lint   install, check style, types and import rules"
 	@echo "make bench  install, measure rlq on this machine (minutes)"
 
@@ -34,6 +35,10 @@ test-system: $(STAMP)
 # For a machine, such as a virtual one, whose kernel has the controllers of cgroup version 2.
 test-enforcement: $(STAMP)
 	$(BIN)/python -m tests.system -v -rs -k scopes
+
+# For a machine that has them not: a virtual one, by qemu, whose processors are emulated.
+test-vm: $(STAMP)
+	$(BIN)/python -m tests.system.vm
 
 lint: $(STAMP)
 	$(BIN)/ruff check
