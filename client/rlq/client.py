@@ -50,6 +50,7 @@ _REPEATABLE = (
     | m.Wait
     | m.Why
     | m.Environment
+    | m.Attempts
     | m.Devices
     | m.Status
     | m.Profile
@@ -365,6 +366,10 @@ class Client:
     def environment(self, job: int) -> dict[str, str]:
         """The variables of one's own job."""
         return self._ask(m.Environment(id=job), m.Variables).env
+
+    def attempts(self, job: int) -> tuple[m.Attempt, ...]:
+        """Those that are over of a job that was queued again, the first first."""
+        return self._ask(m.Attempts(id=job), m.AttemptList).attempts
 
     def devices(self) -> m.Machine:
         return self._ask(m.Devices(), m.Machine)

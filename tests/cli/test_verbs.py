@@ -503,7 +503,7 @@ def test_json_has_every_field_of_a_job_even_those_at_their_default(
 ) -> None:
     daemon.add(make_job(1))
     shown = document(invoke("show", "1", "--json"))
-    assert shown.keys() == {*m.Job.__struct_fields__, "acts"}
+    assert shown.keys() == {*m.Job.__struct_fields__, "acts", "attempts"}
     assert shown["exit_code"] is None
     assert shown["resources"].keys() == set(m.Resources.__struct_fields__)
 

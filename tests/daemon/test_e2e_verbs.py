@@ -53,9 +53,14 @@ def test_hold_release_pause_resume_requeue_wait_and_why(tmp_path: Path) -> None:
         d.until_state(client, job, JobState.CANCELLED)
         assert "CANCELLED" in d.rlq("why", str(job)).stdout
 
-        # An ended job is queued again, too, under its old id.
+        # An ended job is queued again, too, under its old id; what became of it before is kept.
         client.requeue(job)
         d.until_state(client, job, JobState.RUNNING)
+        assert [(a.number, a.state) for a in client.attempts(job)] == [
+            (1, "REQUEUED"),
+            (2, "CANCELLED"),
+        ]
+        assert "2  CANCELLED after" in d.rlq("show", str(job)).stdout
         client.cancel(job, now=True)
         [done] = client.wait(job, timeout=30)
         assert (done.state, done.attempt) == (JobState.CANCELLED, 3)

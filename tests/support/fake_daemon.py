@@ -181,6 +181,8 @@ class FakeDaemon:
                 return m.Explanation(id=request.id, state=state, summary="It is made up.")
             case m.Environment():
                 return m.Variables(env=self.env)
+            case m.Attempts():
+                return m.AttemptList(attempts=())
             case m.Devices():
                 return m.Machine(host=HOST)
             case m.Share(job=job):

@@ -153,6 +153,20 @@ class Job(Part, frozen=True, kw_only=True):
     signature: str = ""
 
 
+class Attempt(Part, frozen=True, kw_only=True):
+    """One that is over of a job that was queued again."""
+
+    number: int
+    #: How it ended: a final JobState, or Slurm's REQUEUED or PREEMPTED.
+    state: str
+    reason: str = ""
+    #: None: it never ran.
+    started_at: float | None = None
+    ended_at: float = 0.0
+    exit_code: int | None = None
+    signal: int | None = None
+
+
 # ---- selections --------------------------------------------------------------------
 
 
@@ -238,6 +252,12 @@ class Why(Message, frozen=True, kw_only=True):
 
 class Environment(Message, frozen=True, kw_only=True):
     """The variables of one's own job."""
+
+    id: int
+
+
+class Attempts(Message, frozen=True, kw_only=True):
+    """The earlier attempts of a job."""
 
     id: int
 
@@ -361,6 +381,7 @@ Request = (
     | Wait
     | Why
     | Environment
+    | Attempts
     | Devices
     | Status
     | Profile
@@ -508,6 +529,12 @@ class Explanation(Message, frozen=True, kw_only=True):
 
 class Variables(Message, frozen=True, kw_only=True):
     env: dict[str, str]
+
+
+class AttemptList(Message, frozen=True, kw_only=True):
+    """The answer to Attempts, the first first; the latest attempt is the Job itself."""
+
+    attempts: tuple[Attempt, ...]
 
 
 class Throughput(Part, frozen=True, kw_only=True):
@@ -806,6 +833,7 @@ Reply = (
     | Waited
     | Explanation
     | Variables
+    | AttemptList
     | Machine
     | Profiles
     | Shares

@@ -37,7 +37,7 @@ from typing import Any
 import msgspec
 
 from rlq.errors import InternalError, RlqError, UnavailableError, UsageError
-from rlq.protocol.messages import JobSpec, Selection
+from rlq.protocol.messages import Attempt, JobSpec, Selection
 from rlq.protocol.states import FINAL_STATES, LIVE_STATES, JobState
 from rlq.protocol.units import ID_MAX
 
@@ -118,6 +118,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             gpu_s REAL NOT NULL,
             core_s REAL NOT NULL,
             at REAL NOT NULL)""",
+    ),
+    # Earlier attempts of jobs that were queued again; the latest is the job's own row.
+    (
+        """CREATE TABLE attempt (
+            job_id INTEGER NOT NULL,
+            number INTEGER NOT NULL,
+            state TEXT NOT NULL,
+            reason TEXT NOT NULL,
+            started_at REAL,
+            ended_at REAL NOT NULL,
+            exit_code INTEGER,
+            signal INTEGER,
+            PRIMARY KEY (job_id, number)) WITHOUT ROWID""",
     ),
 )
 
@@ -502,6 +515,36 @@ class Store:
     def update_detail(self, id: int, detail: bytes) -> None:
         self._run("UPDATE job SET detail = ? WHERE id = ?", (detail, id))
 
+    def add_attempt(self, job_id: int, attempt: Attempt) -> None:
+        """An attempt that is over, though the job is not.  Told again, it is the same."""
+        self._run(
+            "INSERT OR REPLACE INTO attempt (job_id, number, state, reason, started_at, ended_at,"
+            " exit_code, signal) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(job_id, attempt.number, attempt.state, attempt.reason),
+                *(attempt.started_at, attempt.ended_at, attempt.exit_code, attempt.signal),
+            ),
+        )
+
+    def attempts(self, job_id: int) -> list[Attempt]:
+        """The job's earlier attempts, the first first."""
+        return [
+            Attempt(
+                number=number,
+                state=state,
+                reason=reason,
+                started_at=started_at,
+                ended_at=ended_at,
+                exit_code=exit_code,
+                signal=signal,
+            )
+            for number, state, reason, started_at, ended_at, exit_code, signal in self._all(
+                "SELECT number, state, reason, started_at, ended_at, exit_code, signal"
+                " FROM attempt WHERE job_id = ? ORDER BY number",
+                job_id,
+            )
+        ]
+
     def prune(self, before: float, *, limit: int = 5000) -> int:
         """Forget up to `limit` jobs that ended before this time, and what administrators did
         before it; how many jobs were forgotten.
@@ -519,6 +562,9 @@ class Store:
             )
             with self._errors():
                 self._db.executemany("DELETE FROM job WHERE id = ?", [(row[0],) for row in old])
+                self._db.executemany(
+                    "DELETE FROM attempt WHERE job_id = ?", [(row[0],) for row in old]
+                )
             for _, uid, state in old:
                 self._count(uid, _STATES[state], -1)
             if old:

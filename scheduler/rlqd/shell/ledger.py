@@ -12,6 +12,8 @@ from typing import assert_never
 import msgspec
 
 from rlq.errors import UnavailableError
+from rlq.protocol.messages import Attempt
+from rlq.protocol.states import JobState
 from rlqd.adapters.sqlite import AuditRow, Row, Store, UseRow
 from rlqd.core import model
 from rlqd.core.fairness import Accounted, Use
@@ -171,6 +173,26 @@ class Ledger:
                 self.record(act)
         return len(keys)
 
+    def _keep_attempt(self, job: model.Job, at: float) -> None:
+        """It waits again, or has begun anew: how the attempt before ended would be overwritten."""
+        row = self.store.get([job.id])[job.id]
+        has_begun_anew = job.attempt > row.attempt
+        if row.started_at is None or not (has_begun_anew or isinstance(job.state, model.Pending)):
+            return
+        state: str = row.state if row.state.is_final else _ended_as(row)
+        self.store.add_attempt(
+            job.id,
+            Attempt(
+                number=row.attempt,
+                state=state,
+                reason=row.reason,
+                started_at=row.started_at,
+                ended_at=row.ended_at or at,
+                exit_code=row.exit_code,
+                signal=row.signal,
+            ),
+        )
+
     def _update(self, job: model.Job, at: float) -> None:
         state = job.state
         live = self.views.live[job.id]
@@ -178,6 +200,8 @@ class Ledger:
         usage = progress = None
         match state:
             case model.Pending() | model.Starting():
+                if job.attempt > isinstance(state, model.Starting):
+                    self._keep_attempt(job, at)
                 live.started_at = live.progress = live.command_pid = None
             case model.Running() | model.Suspended() | model.Completing():
                 live.started_at = live.started_at or at
@@ -220,3 +244,14 @@ def _use_row(one: Accounted, at: float) -> UseRow:
         core_s=use.core_ms / 1e3,
         at=at,
     )
+
+
+def _ended_as(row: Row) -> str:
+    """How the attempt of a job that is queued again ended, before that is written down."""
+    match rows.load_state(rows.load_detail(row.detail)):
+        case model.Completing(cause=model.Cause.REQUEUED):
+            return "REQUEUED"
+        case model.Completing(cause=model.Cause.PREEMPTED):
+            return "PREEMPTED"
+        case _:
+            return JobState.NODE_FAIL

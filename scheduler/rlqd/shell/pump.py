@@ -619,6 +619,8 @@ class Pump:
                 return self.desk.why(request, peer)
             case wire.Environment() as request:
                 return self.desk.environment(request, peer)
+            case wire.Attempts() as request:
+                return self.desk.attempts(request)
             case wire.Devices():
                 return self.views.machine()
             case wire.Status():

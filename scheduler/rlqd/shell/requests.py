@@ -404,6 +404,10 @@ class Desk:
         )
         return wire.Acts(acts=acts, more=len(found) > most)
 
+    def attempts(self, request: wire.Attempts) -> wire.AttemptList:
+        row = self.row(request.id)
+        return wire.AttemptList(attempts=tuple(self.store.attempts(row.id)))
+
     def row(self, job_id: int) -> Row:
         found = self.store.get([job_id])
         if job_id not in found:

@@ -28,7 +28,8 @@ from rlq.cli.tables import (
     spent,
 )
 from rlq.errors import ProtocolError, UsageError
-from rlq.protocol.messages import Act, Job
+from rlq.protocol.messages import Act, Attempt, Job
+from rlq.protocol.states import JobState
 from rlq.protocol.units import format_duration, format_mib
 
 if TYPE_CHECKING:
@@ -51,16 +52,18 @@ def command(app: App, job: int, with_env: bool, reveal: bool) -> None:
             raise UsageError(f"job {job} is {found.user}'s", hint="--reveal is for your own jobs")
         env = client.environment(job) if with_env else None
         acts = acts_on(job, client)
+        attempts = client.attempts(job) if found.attempt > 0 and not is_first(found) else ()
     if env is not None and not reveal:
         env = mask_env(env)
     if app.json:
         document = plain(found, reveal=reveal)
         document["acts"] = plain(acts)
+        document["attempts"] = [plain(one) for one in attempts]
         if env is not None:
             document["env"] = env
         print_json(document)
         return
-    print_job(found, time.time(), reveal=reveal, acts=acts)
+    print_job(found, time.time(), reveal=reveal, acts=acts, attempts=attempts)
     if env is not None:
         click.echo()
         for name in sorted(env):
@@ -74,8 +77,19 @@ def acts_on(job: int, client: Client) -> tuple[Act, ...]:
         return ()  # a daemon that was not restarted since the upgrade keeps no such record
 
 
-def print_job(job: Job, now: float, *, reveal: bool, acts: Sequence[Act] = ()) -> None:
+def is_first(job: Job) -> bool:
+    """It has had no attempt before the one that is shown."""
+    return job.attempt == (0 if job.state is JobState.PENDING else 1)
 
+
+def print_job(
+    job: Job,
+    now: float,
+    *,
+    reveal: bool,
+    acts: Sequence[Act] = (),
+    attempts: Sequence[Attempt] = (),
+) -> None:
     argv = job.argv if reveal else mask_argv(job.argv)
     state = job.state.value + (" (held)" if job.held and not job.state.is_final else "")
     ended = exit_word(job)
@@ -98,6 +112,7 @@ def print_job(job: Job, now: float, *, reveal: bool, acts: Sequence[Act] = ()) -
             ("time", spent(job, now) if job.started_at is not None else ""),
             ("attempt", str(job.attempt) if job.attempt > 1 else ""),
             ("preempted", f"by job {job.preempted_by}" if job.preempted_by is not None else ""),
+            ("earlier", "\n".join(attempt_line(one, now) for one in attempts)),
             ("priority", str(job.priority) if job.priority else ""),
             ("asked for", asked_for(job)),
             ("waits for", compress(job.after)),
@@ -121,6 +136,17 @@ def print_job(job: Job, now: float, *, reveal: bool, acts: Sequence[Act] = ()) -
             ),
         ]
     )
+
+
+def attempt_line(one: Attempt, now: float) -> str:
+    """ "1  PREEMPTED after 2h05m, 3h10m ago"."""
+    ran = (
+        ""
+        if one.started_at is None
+        else f" after {format_duration(one.ended_at - one.started_at)}"
+    )
+    line = f"{one.number}  {one.state}{ran}, {format_duration(now - one.ended_at)} ago"
+    return f"{line}: {clean(one.reason)}" if one.reason else line
 
 
 def moment(at: float | None, now: float) -> str:
