@@ -174,8 +174,8 @@ MUTANTS = [
     Mutant(
         "jobs that start in one pass do not count for each other's limits",
         "policy.py",
-        "        standing.add(spec.user, amounts_of(need))\n        started",
-        "        started",
+        "        standing.add(spec.user, amounts_of(need))\n        walk",
+        "        walk",
     ),
     Mutant(
         "what runs already does not count for limits",
