@@ -15,9 +15,9 @@ from rlqd.adapters.sqlite import AuditRow, Store
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.machine import Scheduler
-from rlqd.shell.accounts import Accounts
+from rlqd.shell.accounts import Accounts, Peer
 from rlqd.shell.ledger import in_words
-from rlqd.shell.requests import Change, Desk, Peer
+from rlqd.shell.requests import Change, Desk
 
 ADMIN, ALICE, BOB = 54_001, 54_002, 54_003
 

@@ -16,9 +16,8 @@ from rlq.protocol.messages import Booking, Claim, Reserve, Unbook
 from rlqd.adapters.sqlite import Store
 from rlqd.config import Config, parse
 from rlqd.core import model
-from rlqd.shell.accounts import Accounts
+from rlqd.shell.accounts import Accounts, Peer
 from rlqd.shell.bookings import Bookings
-from rlqd.shell.requests import Peer
 
 HOUR = 3600.0
 #: Names that every machine has.

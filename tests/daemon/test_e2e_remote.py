@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.rlqd import Rlqd, configured
 from tests.support.waiting import wait_until
@@ -24,6 +26,8 @@ from rlq.transport import Connection
 #: As whom a key is let in here: of a daemon for everybody, somebody who is not root.
 USER = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
 UID = pwd.getpwnam(USER).pw_uid
+#: On the machine itself they are an administrator, which counts for nothing from another one.
+ADMINS = grp.getgrgid(pwd.getpwnam(USER).pw_gid).gr_name
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 
 
@@ -69,7 +73,10 @@ class Laptop:
 
 @pytest.fixture
 def d(tmp_path: Path) -> Iterator[Rlqd]:
-    config = configured(remote={"listen": "tcp://127.0.0.1:0"})
+    config = configured(
+        remote={"listen": "tcp://127.0.0.1:0"},
+        daemon={"admin_group": ADMINS, "hide_commands": True},
+    )
     with Rlqd(tmp_path, config=config, shared=os.geteuid() == 0) as daemon:
         yield daemon
 
@@ -168,6 +175,11 @@ def test_a_key_acts_on_its_users_jobs_alone(d: Rlqd, laptop: Laptop) -> None:
             assert [(c.ok, c.kind) for c in change] == [(False, "not-permitted")]
         with pytest.raises(NotPermittedError):
             client.environment(roots)
+        assert client.get(roots).argv == ("<hidden>",)
+        [waited] = client.wait([roots], timeout=0)
+        assert waited.argv == ("<hidden>",)
+        with pytest.raises(NotPermittedError, match="above 0"):
+            client.submit_many([msgspec.structs.replace(spec_in_home(), priority=1)])
         assert [c.id for c in client.cancel(m.Selection(all=True))] == [theirs]
     assert d.client().get(roots).state is JobState.PENDING
 

@@ -1,4 +1,4 @@
-"""What the machine's user database says of a uid: its groups, and so who is an administrator.
+"""Who asks, and what the machine's user database says of them: who is an administrator.
 
 A message's word counts for nothing here: the uid comes from the kernel, the groups from
 getgrouplist(3), which asks whatever nsswitch.conf names (files, LDAP, NIS).
@@ -16,6 +16,17 @@ from dataclasses import dataclass, field
 #: A directory service may take a while over each look, and a membership that was taken away
 #: must not count for long.
 REMEMBERED_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Who asks: by the kernel's word, or by the key that was enrolled for them."""
+
+    uid: int
+    gid: int
+    pid: int
+    #: From another machine: never an administrator.
+    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +69,18 @@ class Accounts:
         default_factory=dict[str, tuple[float, int | None]]
     )
 
-    def is_operator(self, uid: int) -> bool:
-        """Whether this user may act on everybody's jobs, and on the daemon itself: root, the
-        daemon's own user, and the members of `admin_group`."""
-        if uid in (0, os.geteuid()):
+    def is_operator(self, peer: Peer) -> bool:
+        """Whether this peer may act on everybody's jobs, and on the daemon itself: root, the
+        daemon's own user, and the members of `admin_group`, on this machine."""
+        if peer.remote:
+            return False
+        if peer.uid in (0, os.geteuid()):
             return True
-        return self.admin_group != "" and self.is_member(uid, self.admin_group)
+        return self.admin_group != "" and self.is_member(peer.uid, self.admin_group)
 
-    def may_act_for(self, uid: int, owner: int) -> bool:
-        """Whether this user may act on what is `owner`'s."""
-        return uid == owner or self.is_operator(uid)
+    def may_act_for(self, peer: Peer, owner: int) -> bool:
+        """Whether this peer may act on what is `owner`'s."""
+        return peer.uid == owner or self.is_operator(peer)
 
     def is_member(self, uid: int, group: str) -> bool:
         gid, account = self.gid(group), self.account(uid)

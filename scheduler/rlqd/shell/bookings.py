@@ -28,8 +28,8 @@ from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.machine import Scheduler
 from rlqd.core.room import Holding
-from rlqd.shell.accounts import Accounts
-from rlqd.shell.requests import Peer, act_of, user_name
+from rlqd.shell.accounts import Accounts, Peer
+from rlqd.shell.requests import act_of, user_name
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ class Bookings:
             NotPermittedError: for longer than one may, or one more than one may.
             RefusedError: somebody has booked it.
         """
-        is_admin = not peer.remote and self.accounts.is_operator(peer.uid)
+        is_admin = self.accounts.is_operator(peer)
         most_ms = self.config.bookings.claim_ms_max
         if not 0 < asked.for_ms <= YEAR_S * 1000:
             raise UsageError("a claim is for some time", hint="rlq claim --gpu 0 --for 2h")
@@ -312,7 +312,7 @@ class Bookings:
             NotPermittedError: it is not the caller's to end.
         """
         wall = self.wall()
-        is_admin = not peer.remote and self.accounts.is_operator(peer.uid)
+        is_admin = self.accounts.is_operator(peer)
         if asked.claim:
             found = self._claims_of(
                 None if is_admin and asked.gpu_index is not None else peer.uid, wall

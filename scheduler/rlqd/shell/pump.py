@@ -39,7 +39,7 @@ from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.machine import Scheduler, placement_of
 from rlqd.shell import enforcing, launching, learning, rows, sampling, shares
-from rlqd.shell.accounts import Accounts
+from rlqd.shell.accounts import Accounts, Peer
 from rlqd.shell.attempts import Attempts
 from rlqd.shell.bookings import Bookings
 from rlqd.shell.ledger import Ledger
@@ -52,7 +52,6 @@ from rlqd.shell.requests import (
     Change,
     ChangeRequest,
     Desk,
-    Peer,
     Route,
     act_of,
     unavailable,
@@ -636,7 +635,7 @@ class Pump:
                     pattern,
                     time.time(),
                     peer.uid,
-                    sees_all=self.desk.is_operator(peer),
+                    sees_all=self.accounts.is_operator(peer),
                 )
             case wire.Forget(signature=signature):
                 return self._forget(signature, peer, now)
@@ -661,7 +660,7 @@ class Pump:
                     self.ledger.record(act_of(peer, "stop"))
                 return wire.Ok(message="stopping; running jobs run on")
             case wire.ListKeys():
-                uid = None if self.desk.is_operator(peer) else peer.uid
+                uid = None if self.accounts.is_operator(peer) else peer.uid
                 return self.keyring.list(self.remote, uid)
             case wire.EnrolKey() as request:
                 self._require_operator(peer)
@@ -678,7 +677,7 @@ class Pump:
                 "this is done on the machine itself, not from another one",
                 hint="ssh to it, and run the same command there",
             )
-        if not self.desk.is_operator(peer):
+        if not self.accounts.is_operator(peer):
             group = self.accounts.admin_group
             raise NotPermittedError(
                 f"only root and the members of the group {group} may do this"

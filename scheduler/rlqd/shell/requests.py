@@ -24,7 +24,7 @@ from rlqd.adapters.sqlite import AuditRow, Brief, Row, Store
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.shell import launching, rlimits, rows, validation
-from rlqd.shell.accounts import Accounts
+from rlqd.shell.accounts import Accounts, Peer
 from rlqd.shell.views import Views
 
 log = logging.getLogger(__name__)
@@ -36,17 +36,6 @@ LIST_BYTES_MAX = 8 * 2**20
 #: Likewise one request that changes jobs.
 CHANGES_MAX = 20_000
 DAMAGED = "its record in the database is damaged"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """Who asks: by the kernel's word, or by the key that was enrolled for them."""
-
-    uid: int
-    gid: int
-    pid: int
-    #: From another machine: never an administrator.
-    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +120,6 @@ class Desk:
     rlimits: rlimits.Rlimits
     _number: int = 0
 
-    def is_operator(self, peer: Peer) -> bool:
-        """Whether this peer may act on everybody's jobs and on the daemon."""
-        return not peer.remote and self.accounts.is_operator(peer.uid)
-
-    def may_act_for(self, peer: Peer, owner: int) -> bool:
-        """Whether this peer may act on what is `owner`'s: from another machine, on their own."""
-        return peer.uid == owner or self.is_operator(peer)
-
     # ---- changes -------------------------------------------------------------------
 
     def change(
@@ -172,7 +153,7 @@ class Desk:
                 hint="`getent passwd` must know it: is the directory service up?",
             ) from error
         validation.check_submission(request)
-        if not self.accounts.is_operator(uid):
+        if not self.accounts.is_operator(change.peer):
             self._check_priorities(request)
         kept = rlimits.to_keep(rlimits.of_process(change.peer.pid, uid), self.rlimits)
         jobs = (
@@ -231,7 +212,7 @@ class Desk:
         validation.check_selection(selection, required=True)
         is_named = bool(selection.ids)
         is_others = selection.everybody or selection.uid not in (None, change.peer.uid)
-        if is_others and not self.is_operator(change.peer):
+        if is_others and not self.accounts.is_operator(change.peer):
             raise NotPermittedError(
                 "only administrators act on other users' jobs",
                 hint="without --user and --all-users it is about your own",
@@ -254,14 +235,16 @@ class Desk:
         ended = self.store.get(
             i
             for i, one in found.items()
-            if is_requeue and one.state.is_final and self.may_act_for(change.peer, one.uid)
+            if is_requeue
+            and one.state.is_final
+            and self.accounts.may_act_for(change.peer, one.uid)
         )
         for job_id in missing_ids(selection, found):
             change.settled.append(
                 wire.Change(id=job_id, ok=False, message="no such job", kind="not-found")
             )
         for row in found.values():
-            if not self.may_act_for(change.peer, row.uid):
+            if not self.accounts.may_act_for(change.peer, row.uid):
                 message = f"it is {row.user}'s job"
                 change.settled.append(
                     wire.Change(
@@ -303,7 +286,9 @@ class Desk:
         """
         validation.check_selection(selection, required=True)
         ids = self.store.ids(selection, LIVE_STATES - {JobState.PENDING})
-        return [row for row in self.store.get(ids).values() if self.may_act_for(peer, row.uid)]
+        return [
+            row for row in self.store.get(ids).values() if self.accounts.may_act_for(peer, row.uid)
+        ]
 
     def answer(self, change: Change, request: ChangeRequest) -> wire.Reply:
         """The reply to a change that is committed."""
@@ -360,14 +345,14 @@ class Desk:
             before=max(0, request.before),
             bytes_max=LIST_BYTES_MAX,
         )
-        jobs = tuple(self.views.job(row, peer.uid) for row in found)
+        jobs = tuple(self.views.job(row, peer) for row in found)
         named = request.selection.ids
         exist = set(self.store.ids(request.selection)) if named and len(jobs) < total else ()
         missing = missing_ids(request.selection, exist or {row.id for row in found})
         return wire.Jobs(jobs=jobs, total=total, missing=missing)
 
     def why(self, request: wire.Why, peer: Peer) -> wire.Explanation:
-        return self.views.explanation(self.row(request.id), peer.uid)
+        return self.views.explanation(self.row(request.id), peer)
 
     def environment(self, request: wire.Environment, peer: Peer) -> wire.Variables:
         row = self.row(request.id)
@@ -381,7 +366,7 @@ class Desk:
     def audit(self, request: wire.Audit, peer: Peer) -> wire.Acts:
         """What administrators did: all of it for themselves, for others what was done to their
         jobs."""
-        sees_all = self.is_operator(peer)
+        sees_all = self.accounts.is_operator(peer)
         most = min(request.limit, LIST_MAX) if request.limit > 0 else LIST_MAX
         found = self.store.audit(
             limit=most + 1,

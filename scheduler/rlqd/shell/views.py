@@ -34,7 +34,7 @@ from rlqd.core.policy import Plan
 from rlqd.fences import Enforcement, Means
 from rlqd.readings import GpuReading, GpusReading, HostReading
 from rlqd.shell import explaining, launching, rows
-from rlqd.shell.accounts import Accounts
+from rlqd.shell.accounts import Accounts, Peer
 from rlqd.shell.mps import MpsJobs
 from rlqd.shell.progress import Tracker
 from rlqd.shell.signature import signature_of
@@ -92,7 +92,7 @@ class Views:
 
     # ---- jobs ----------------------------------------------------------------------
 
-    def job(self, row: Row, viewer_uid: int) -> Job:
+    def job(self, row: Row, viewer: Peer) -> Job:
         """One job.  Its environment is never in it."""
         job_id = model.JobId(row.id)
         spec = row.job_spec
@@ -100,7 +100,7 @@ class Views:
         live = self.live.get(job_id)
         known = self.core.jobs.get(job_id)
         is_hidden = self.config.daemon.hide_commands and not self.accounts.may_act_for(
-            viewer_uid, row.uid
+            viewer, row.uid
         )
         reason = row.reason
         placement, usage, progress = detail.placement, detail.usage, detail.progress
@@ -185,10 +185,10 @@ class Views:
         gpus = placement.gpus if placement is not None else ()
         return f"GPU {self.gpu_indices().get(gpus[0], '?')}" if gpus else "the CPU"
 
-    def explanation(self, row: Row, viewer_uid: int) -> Explanation:
+    def explanation(self, row: Row, viewer: Peer) -> Explanation:
         job = self.core.jobs.get(model.JobId(row.id))
         if job is None or not isinstance(job.state, model.Pending):
-            view = self.job(row, viewer_uid)
+            view = self.job(row, viewer)
             summary = _state_words(view)
             if job is not None and isinstance(job.state, model.Suspended) and job.state.backed_off:
                 left_ms = max(0, job.state.backed_off.until - self.core.now)

@@ -17,7 +17,8 @@ from rlq.protocol.states import LIVE_STATES
 from rlqd.adapters.sqlite import Store
 from rlqd.core import model
 from rlqd.shell import validation
-from rlqd.shell.requests import Peer, Route, missing_ids
+from rlqd.shell.accounts import Peer
+from rlqd.shell.requests import Route, missing_ids
 from rlqd.shell.views import Views
 
 WAIT_MS_MAX = 30_000
@@ -34,7 +35,7 @@ SHOWN_MAX = 100
 class Waiter:
     route: Route
     request_id: bytes
-    uid: int
+    peer: Peer
     ids: tuple[int, ...]
     left: set[int]
     missing: tuple[int, ...]
@@ -69,7 +70,7 @@ class Waiters:
             Waiter(
                 route=route,
                 request_id=request_id,
-                uid=peer.uid,
+                peer=peer,
                 ids=tuple(ids),
                 left=set(live),
                 missing=missing_ids(request.selection, set(ids)),
@@ -80,7 +81,7 @@ class Waiters:
     def _check_number(self, route: Route, peer: Peer) -> None:
         for most, n in (
             (PER_ROUTE_MAX, sum(w.route == route for w in self._waiting)),
-            (PER_USER_MAX, sum(w.uid == peer.uid for w in self._waiting)),
+            (PER_USER_MAX, sum(w.peer.uid == peer.uid for w in self._waiting)),
         ):
             if n >= most:
                 raise UnavailableError(
@@ -89,7 +90,7 @@ class Waiters:
                 )
 
     def _check_jobs(self, peer: Peer, n: int) -> None:
-        already = sum(len(w.ids) for w in self._waiting if w.uid == peer.uid)
+        already = sum(len(w.ids) for w in self._waiting if w.peer.uid == peer.uid)
         if already and already + n > JOBS_PER_USER_MAX:
             raise UnavailableError(
                 f"your requests wait for {already} jobs already, and {JOBS_PER_USER_MAX} may be"
@@ -122,7 +123,7 @@ class Waiters:
         shown = self._some_running(waiter.left) if partial else waiter.ids
         return wire.Waited(
             done=not waiter.left,
-            jobs=tuple(self.views.job(row, waiter.uid) for row in self.store.get(shown).values()),
+            jobs=tuple(self.views.job(row, waiter.peer) for row in self.store.get(shown).values()),
             missing=waiter.missing,
             partial=partial,
             ended=len(waiter.ids) - len(waiter.left),
