@@ -47,6 +47,16 @@ def test_if_one_fails_it_is_cancelled_and_says_why() -> None:
     desk.exit(second)
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_to_name_a_job_twice_is_to_name_it_once(code: int) -> None:
+    desk = Desk()
+    (first,) = desk.run(spec())
+    (follower,) = desk.submit(spec(), follow=[first, first])
+    desk.exit(first, code=code)
+    desk.sample()
+    assert (follower in desk.running()) == (code == 0)
+
+
 def test_a_long_chain_goes_with_its_first() -> None:
     desk = Desk()
     (first,) = desk.submit(spec(), held=True)

@@ -1030,7 +1030,8 @@ class Scheduler:
         if isinstance(job.state, Pending):
             if self._queue.contains(job.spec, job.id):
                 self._queue.remove(job.spec, job.id)
-            for followed in job.state.after.job_ids if job.state.after is not None else ():
+            after = job.state.after.job_ids if job.state.after is not None else ()
+            for followed in dict.fromkeys(after):  # whoever asked may have named one twice
                 followers = self._followers[followed]
                 followers.remove(job.id)
                 if not followers:

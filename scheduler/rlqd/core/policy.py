@@ -209,7 +209,8 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
                     result.reservation = _keep_free(job_id, need, found, outlook, kept_standing)
                 continue
             if result.reservation is None and result.head is None:
-                made = _make_room(scene, spec, outlook, queue.size)
+                # For one job in a pass.
+                made = None if result.preempted else _make_room(scene, spec, outlook, queue.size)
                 if made:
                     result.preempted, result.preempted_for = tuple(h.job_id for h in made), job_id
                     # From now on they count as gone, at the soonest at once.

@@ -185,7 +185,7 @@ class Desk:
         """
         found = self.store.brief(spec.after)
         left: list[model.JobId] = []
-        for job_id in spec.after:
+        for job_id in dict.fromkeys(spec.after):
             if job_id not in found:
                 raise no_job(job_id)
             state = found[job_id].state

@@ -555,6 +555,10 @@ class Contract:
             if job_id not in self.waiting_since or self._is_outranked(job_id):
                 del self.cleared_for[job_id]
                 continue
+            if any(a.warned_at is not None for a in self.alive.values()):
+                # Who is on the way out, for whatever reason, was counted as gone.
+                self.cleared_for[job_id] = Instant(now + SLACK_MS)
+                continue
             demand(now <= due, f"jobs were preempted for {job_id}, which did not start by {due}")
 
     def _is_outranked(self, job_id: JobId) -> bool:
