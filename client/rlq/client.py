@@ -45,6 +45,7 @@ _REPEATABLE = (
     | m.Cancel
     | m.Hold
     | m.Release
+    | m.Prioritize
     | m.Pause
     | m.Resume
     | m.Wait
@@ -417,6 +418,10 @@ class Client:
 
     def release(self, jobs: Ids | m.Selection) -> ChangeList:
         return self._change(m.Release(selection=select(jobs)))
+
+    def prioritize(self, jobs: Ids | m.Selection, priority: int) -> ChangeList:
+        """Higher goes first; only administrators of a shared queue go above 0."""
+        return self._change(m.Prioritize(selection=select(jobs), priority=priority))
 
     def pause(self, jobs: Ids | m.Selection) -> ChangeList:
         return self._change(m.Pause(selection=select(jobs)))

@@ -88,6 +88,9 @@ OTHERS = [
     ["logs", "1", "-n", "x"],
     ["logs", "1", "-f", "--json"],
     ["show", "1", "2"],
+    ["update", "1"],
+    *(["update", "1", "--priority", bad] for bad in ("", "x", "1001", "--all")),
+    ["update", "--priority", "1"],
     *(
         [verb, *bad]
         for verb in ("cancel", "hold", "release", "pause", "resume", "requeue", "wait")

@@ -549,7 +549,10 @@ ACTING: dict[str, type[m.Request]] = {
     "pause": m.Pause,
     "resume": m.Resume,
     "requeue": m.Requeue,
+    "update": m.Prioritize,
 }
+#: What a verb needs besides a selection.
+NEEDED = {"update": ("--priority", "-5")}
 
 
 @pytest.mark.parametrize("verb", ACTING)
@@ -557,7 +560,7 @@ def test_a_verb_sends_its_selection_and_prints_what_became_of_each(
     daemon: FakeDaemon, invoke: Invoke, verb: str
 ) -> None:
     some_jobs(daemon)
-    result = invoke(verb, "1-2", "--name", "sac*", "--state", "running")
+    result = invoke(verb, *NEEDED.get(verb, ()), "1-2", "--name", "sac*", "--state", "running")
     assert result.exit_code == 0, result.output
     [request] = daemon.asked(ACTING[verb])
     assert request.selection == m.Selection(  # type: ignore[union-attr]
@@ -573,9 +576,9 @@ def test_the_exit_code_of_a_verb_tells_what_failed(
     daemon: FakeDaemon, invoke: Invoke, verb: str
 ) -> None:
     some_jobs(daemon)
-    assert invoke(verb, "99").exit_code == 4
-    assert invoke(verb, "5").exit_code == 5
-    result = invoke(verb, "1", "5", "99", "--json")
+    assert invoke(verb, *NEEDED.get(verb, ()), "99").exit_code == 4
+    assert invoke(verb, *NEEDED.get(verb, ()), "5").exit_code == 5
+    result = invoke(verb, *NEEDED.get(verb, ()), "1", "5", "99", "--json")
     assert result.exit_code == 1
     changes = json.loads(result.stdout)["changes"]
     assert [(change["id"], change["ok"]) for change in changes] == [
@@ -584,7 +587,7 @@ def test_the_exit_code_of_a_verb_tells_what_failed(
         (99, False),
     ]
     assert result.stderr.count("error: ") == 2
-    assert invoke(verb, "--name", "nothing-like-it").exit_code == 4
+    assert invoke(verb, *NEEDED.get(verb, ()), "--name", "nothing-like-it").exit_code == 4
 
 
 def test_cancel_now_is_sent(daemon: FakeDaemon, invoke: Invoke) -> None:
@@ -959,6 +962,7 @@ EXAMPLES: dict[str, list[str]] = {
     "wait": ["4"],
     "why": ["1"],
     **{verb: ["1"] for verb in ("cancel", "hold", "release", "pause", "resume", "requeue")},
+    "update": ["1", "--priority", "-5"],
     "daemon": ["status"],
     "key": ["list"],
     "report": ["5"],

@@ -42,6 +42,7 @@ from rlqd.core.model import (
     Pending,
     Persist,
     Policy,
+    PrioritySet,
     ProcessEvent,
     ProcessExited,
     ProcessLost,
@@ -125,6 +126,7 @@ REQUESTS = st.sampled_from(
         CancelRequested,
         HoldRequested,
         ReleaseRequested,
+        PrioritySet,
         PauseRequested,
         ResumeRequested,
         RequeueRequested,
@@ -276,9 +278,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             elif kind is CancelRequested:
                 at_once = data.draw(st.booleans())
                 events.append(CancelRequested(Instant(0), self.requests, job_id, at_once))
+            elif kind is PrioritySet:
+                priority = data.draw(st.integers(-2, 2))
+                events.append(PrioritySet(Instant(0), self.requests, job_id, priority))
             else:
                 assert kind is not Submitted
-                events.append(kind(Instant(0), self.requests, job_id))  # type: ignore[arg-type]
+                events.append(kind(Instant(0), self.requests, job_id))  # type: ignore[arg-type,call-arg]
         self.feed(delay, *events)
 
     # ---- processes -----------------------------------------------------------------

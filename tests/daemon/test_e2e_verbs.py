@@ -281,6 +281,10 @@ def test_a_job_runs_as_whoever_submitted_it_and_is_theirs_alone(
         assert nobody("drain").returncode == 5
         raised = nobody("submit", "--priority", "1", "--", "true")
         assert (raised.returncode, "administrator" in raised.stderr) == (5, True)
+        assert nobody("update", str(theirs), "--priority", "1").returncode == 5
+        assert nobody("update", str(mine), "--priority", "-1").returncode == 5
+        assert nobody("update", str(theirs), "--priority", "-7").returncode == 0
+        assert root.get(theirs).priority == -7
         used = {one["user"]: one for one in json.loads(nobody("share", "--json").stdout)["users"]}
         assert used[NOBODY]["held"] > 0
         assert used["root"]["held"] > 0

@@ -168,6 +168,8 @@ class FakeDaemon:
                 return self._change(request.selection, held=True)
             case m.Release():
                 return self._change(request.selection, held=False)
+            case m.Prioritize(priority=priority):
+                return self._change(request.selection, priority=priority)
             case m.Pause():
                 return self._change(request.selection, state=JobState.SUSPENDED)
             case m.Resume():

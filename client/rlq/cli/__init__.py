@@ -37,6 +37,7 @@ VERBS: dict[str, str] = {
     "cancel": "Stop jobs, or take them out of the queue.",
     "hold": "Keep waiting jobs from starting.",
     "release": "Let held jobs start again.",
+    "update": "Change the priority of jobs.",
     "pause": "Freeze running jobs where they are.",
     "resume": "Let paused jobs go on.",
     "requeue": "Queue jobs again.",

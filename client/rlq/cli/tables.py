@@ -297,6 +297,7 @@ ACTS_DONE = {
     "pause": "paused",
     "resume": "resumed",
     "requeue": "requeued",
+    "prioritize": "priority set",
 }
 
 

@@ -227,6 +227,13 @@ class Release(Message, frozen=True, kw_only=True):
     selection: Selection
 
 
+class Prioritize(Message, frozen=True, kw_only=True):
+    """Give jobs that have not ended another priority, -1000 to 1000."""
+
+    selection: Selection
+    priority: int
+
+
 class Pause(Message, frozen=True, kw_only=True):
     selection: Selection
 
@@ -375,6 +382,7 @@ Request = (
     | Cancel
     | Hold
     | Release
+    | Prioritize
     | Pause
     | Resume
     | Requeue

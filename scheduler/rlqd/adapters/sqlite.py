@@ -198,8 +198,12 @@ class Row:
 
     @property
     def job_spec(self) -> JobSpec:
-        """Decoded anew at each use.  Its `env` is empty: see `Store.environment`."""
-        return _decode_spec(self.spec)
+        """Decoded anew at each use, with the priority as it is now.  Its `env` is empty: see
+        `Store.environment`."""
+        spec = _decode_spec(self.spec)
+        if spec.priority == self.priority:
+            return spec
+        return msgspec.structs.replace(spec, priority=self.priority)
 
     def __repr__(self) -> str:
         # `env_own` may hold secrets.
@@ -490,9 +494,10 @@ class Store:
         ended_at: float | None,
         exit_code: int | None,
         signal: int | None,
+        priority: int | None = None,
         detail: bytes | None = None,
     ) -> None:
-        """All that changes in a job's life.  `detail` None: as it was.
+        """All that changes in a job's life.  `priority`, `detail` None: as it was.
 
         Raises:
             InternalError: no such job.
@@ -502,10 +507,11 @@ class Store:
             raise InternalError(f"job {id} is not in the database")
         self._run(
             "UPDATE job SET state = ?, held = ?, attempt = ?, reason = ?, started_at = ?,"
-            " ended_at = ?, exit_code = ?, signal = ?, detail = coalesce(?, detail) WHERE id = ?",
+            " ended_at = ?, exit_code = ?, signal = ?, priority = coalesce(?, priority),"
+            " detail = coalesce(?, detail) WHERE id = ?",
             (
                 *(state.value, held, attempt, reason, started_at),
-                *(ended_at, exit_code, signal, detail, id),
+                *(ended_at, exit_code, signal, priority, detail, id),
             ),
         )
         uid, before = found

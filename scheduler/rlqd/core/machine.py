@@ -75,6 +75,7 @@ from rlqd.core.model import (
     Persist,
     Placement,
     Policy,
+    PrioritySet,
     ProcessEvent,
     ProcessExited,
     ProcessLost,
@@ -366,6 +367,8 @@ class Scheduler:
                 self._hold(event)
             case ReleaseRequested():
                 self._release(event)
+            case PrioritySet():
+                self._prioritize(event)
             case PauseRequested():
                 self._pause(event)
             case ResumeRequested():
@@ -515,6 +518,15 @@ class Scheduler:
                 raise AssertionError(f"{job} is still in memory")
             case _:
                 assert_never(job.state)
+
+    def _prioritize(self, event: PrioritySet) -> None:
+        if (job := self._live(event)) is None:
+            return
+        if job.spec.priority == event.priority:
+            self._out.append(Accept(event.request, job.id, f"has priority {event.priority}"))
+            return
+        self._to(replace(job, spec=replace(job.spec, priority=event.priority)), job.state)
+        self._out.append(Accept(event.request, job.id))
 
     def _pause(self, event: PauseRequested) -> None:
         if (job := self._live(event)) is None:

@@ -437,6 +437,14 @@ class ReleaseRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PrioritySet:
+    now: Instant
+    request: int
+    job_id: JobId
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
 class PauseRequested:
     now: Instant
     request: int
@@ -552,6 +560,7 @@ JobRequest = (
     CancelRequested
     | HoldRequested
     | ReleaseRequested
+    | PrioritySet
     | PauseRequested
     | ResumeRequested
     | RequeueRequested

@@ -229,6 +229,7 @@ class Ledger:
             ended_at=at if is_final else None,
             exit_code=exit_.code,
             signal=exit_.signal,
+            priority=job.spec.priority,
             detail=rows.dump_detail(
                 state, placement, usage, progress, live.log_path, live.preempted_by
             ),

@@ -549,6 +549,7 @@ class Pump:
                 | wire.Cancel()
                 | wire.Hold()
                 | wire.Release()
+                | wire.Prioritize()
                 | wire.Pause()
                 | wire.Resume()
                 | wire.Requeue()

@@ -96,6 +96,7 @@ _LIVE_VERBS: dict[type, tuple[Callable[..., model.UserEvent], frozenset[JobState
     wire.Cancel: (model.CancelRequested, LIVE_STATES),
     wire.Hold: (model.HoldRequested, frozenset({JobState.PENDING})),
     wire.Release: (model.ReleaseRequested, frozenset({JobState.PENDING})),
+    wire.Prioritize: (model.PrioritySet, LIVE_STATES),
     wire.Pause: (model.PauseRequested, frozenset({JobState.RUNNING})),
     wire.Resume: (model.ResumeRequested, frozenset({JobState.SUSPENDED})),
     wire.Requeue: (
@@ -105,7 +106,14 @@ _LIVE_VERBS: dict[type, tuple[Callable[..., model.UserEvent], frozenset[JobState
     ),
 }
 ChangeRequest = (
-    wire.Submit | wire.Cancel | wire.Hold | wire.Release | wire.Pause | wire.Resume | wire.Requeue
+    wire.Submit
+    | wire.Cancel
+    | wire.Hold
+    | wire.Release
+    | wire.Prioritize
+    | wire.Pause
+    | wire.Resume
+    | wire.Requeue
 )
 
 
@@ -153,8 +161,7 @@ class Desk:
                 hint="`getent passwd` must know it: is the directory service up?",
             ) from error
         validation.check_submission(request)
-        if not self.accounts.is_operator(change.peer):
-            self._check_priorities(request)
+        self._check_priority(max(spec.priority for spec in request.jobs), change.peer)
         kept = rlimits.to_keep(rlimits.of_process(change.peer.pid, uid), self.rlimits)
         jobs = (
             spec if spec.rlimits == kept else msgspec.structs.replace(spec, rlimits=kept)
@@ -198,8 +205,8 @@ class Desk:
                 )
         return model.After(job_ids=tuple(left), any_end=spec.after_any) if left else None
 
-    def _check_priorities(self, request: wire.Submit) -> None:
-        if any(spec.priority > 0 for spec in request.jobs):
+    def _check_priority(self, priority: int, peer: Peer) -> None:
+        if priority > 0 and not self.accounts.is_operator(peer):
             raise NotPermittedError(
                 "only an administrator may give a priority above 0",
                 hint="leave it out, or lower your own jobs' with -1 to -1000",
@@ -210,6 +217,9 @@ class Desk:
         event, states = _LIVE_VERBS[type(request)]
         selection = request.selection
         validation.check_selection(selection, required=True)
+        if isinstance(request, wire.Prioritize):
+            validation.check_priority(request.priority)
+            self._check_priority(request.priority, change.peer)
         is_named = bool(selection.ids)
         is_others = selection.everybody or selection.uid not in (None, change.peer.uid)
         if is_others and not self.accounts.is_operator(change.peer):
@@ -230,7 +240,13 @@ class Desk:
         found = self.store.brief(ids)
         is_requeue = isinstance(request, wire.Requeue)
         change.verb = type(request).__name__.lower()
-        change.detail = "at once" if isinstance(request, wire.Cancel) and request.now else ""
+        match request:
+            case wire.Cancel(now=True):
+                change.detail = "at once"
+            case wire.Prioritize(priority=priority):
+                change.detail = f"to {priority}"
+            case _:
+                pass
         change.others = {i: one for i, one in found.items() if one.uid != change.peer.uid}
         ended = self.store.get(
             i
@@ -274,6 +290,10 @@ class Desk:
                 by = change.user if row.id in change.others else ""
                 change.events.append(
                     model.CancelRequested(now, change.number, job_id, request.now, by)
+                )
+            elif isinstance(request, wire.Prioritize):
+                change.events.append(
+                    model.PrioritySet(now, change.number, job_id, request.priority)
                 )
             else:
                 change.events.append(event(now, change.number, job_id))
@@ -457,6 +477,8 @@ def _accepted(request: ChangeRequest, state: JobState | None) -> str:
             return "held"
         case wire.Release():
             return "released"
+        case wire.Prioritize(priority=priority):
+            return f"has priority {priority}"
         case wire.Pause():
             return "paused"
         case wire.Resume():

@@ -41,6 +41,11 @@ def check_submission(submit: Submit) -> None:
         _check_job(spec)
 
 
+def check_priority(priority: int) -> None:
+    """Raises UsageError."""
+    _check_range("priority", priority, -1000, 1000)
+
+
 def check_selection(selection: Selection, *, required: bool = False) -> None:
     """`required`: a verb that acts must be told on what: nothing named is not everything.
 
@@ -91,7 +96,7 @@ def _check_job(spec: JobSpec) -> None:
     for job_id in spec.after:
         _check_range("the id of a job to follow", job_id, 1, 2**63 - 1)
     _check_range("umask", spec.umask, 0, 0o777)
-    _check_range("priority", spec.priority, -1000, 1000)
+    check_priority(spec.priority)
     _check_range("the grace period", spec.grace_ms, 0, 86_400_000)
     _check_range("the log size", spec.log_mib_max, 1, 2**30)
     if len(spec.env_given) > 1000 or len(spec.frameworks) > 20:

@@ -49,6 +49,7 @@ from rlqd.core.model import (
     Persist,
     Placement,
     Policy,
+    PrioritySet,
     ProcessExited,
     ProcessLost,
     ProcessStarted,
@@ -308,6 +309,7 @@ class Contract:
                     | CancelRequested()
                     | HoldRequested()
                     | ReleaseRequested()
+                    | PrioritySet()
                     | PauseRequested()
                     | ResumeRequested()
                     | RequeueRequested()
@@ -341,6 +343,11 @@ class Contract:
                 self.held.add(job_id)
             case ReleaseRequested(job_id=job_id):
                 self.held.discard(job_id)
+            case PrioritySet(job_id=job_id, priority=priority):
+                spec = replace(self.specs[job_id], priority=priority)
+                self.specs[job_id] = spec
+                if attempt := self.alive.get(job_id):
+                    attempt.spec = spec
             case PauseRequested(job_id=job_id):
                 self.paused.add(job_id)
                 if attempt := self.alive.get(job_id):

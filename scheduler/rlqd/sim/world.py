@@ -56,6 +56,7 @@ from rlqd.core.model import (
     Persist,
     Placement,
     Policy,
+    PrioritySet,
     ProcessEvent,
     ProcessExited,
     ProcessLost,
@@ -763,7 +764,7 @@ class World:
             if rng.random() < 0.5:
                 return PauseRequested(zero, request, job_id)
             return ResumeRequested(zero, request, job_id)
-        match rng.randrange(7):
+        match rng.randrange(8):
             case 0:
                 return CancelRequested(zero, request, job_id)
             case 1:
@@ -776,6 +777,8 @@ class World:
                 return PauseRequested(zero, request, job_id)
             case 5:
                 return ResumeRequested(zero, request, job_id)
+            case 6:
+                return PrioritySet(zero, request, job_id, rng.choice([-5, 0, 5, 10]))
             case _:
                 return RequeueRequested(zero, request, job_id)
 
