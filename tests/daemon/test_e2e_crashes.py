@@ -360,3 +360,40 @@ def test_one_damaged_row_does_not_keep_the_daemon_from_starting(tmp_path: Path) 
             client.requeue(bad)
         client.release(good)
         d.until_state(client, good, JobState.COMPLETED)
+        with contextlib.closing(sqlite3.connect(d.state_dir / "rlq.db")) as db:
+            db.execute("UPDATE job SET spec = '{' WHERE id = ?", (good,))
+            db.commit()
+        # Nor is anybody else's job hidden by it.
+        assert [job.id for job in client.list()] == [good, bad]
+        assert client.wait(good)[0].state is JobState.COMPLETED
+        with pytest.raises(UsageError, match=f"job {good} cannot be queued again"):
+            client.requeue(good)
+
+
+def test_a_queue_of_the_first_rlq_goes_on_where_it_was(tmp_path: Path) -> None:
+    d = Rlqd(tmp_path)
+    d.state_dir.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.closing(sqlite3.connect(d.state_dir / "rlq.db")) as db:
+        db.executescript((Path(__file__).parent / "old_database.sql").read_text())
+    with d:
+        client = d.client()
+        waiting = d.until_state(client, 8, JobState.COMPLETED)
+        assert (waiting.name, waiting.priority) == ("waiting", 5)
+        assert {job.name: job.state for job in client.list() if job.id < 8} == {
+            "done": JobState.COMPLETED,
+            "failed": JobState.FAILED,
+            "cancelled": JobState.CANCELLED,
+            "again": JobState.COMPLETED,
+            # The machine they ran on is another one.
+            "running": JobState.NODE_FAIL,
+            "paused": JobState.NODE_FAIL,
+            "held": JobState.PENDING,
+        }
+        client.release(7)
+        d.until_state(client, 7, JobState.COMPLETED)
+        client.requeue(2)
+        d.until_state(client, 2, JobState.FAILED)
+        [before] = client.attempts(2)
+        assert (before.number, before.state, before.exit_code) == (1, "FAILED", 3)
+        assert client.submit(["true"], gpus=0) == 9
+    assert (d.state_dir / "rlq.db.v2.bak").exists()

@@ -668,6 +668,18 @@ def test_a_command_is_its_program_and_its_script(words: list[str], command: str)
     assert short_command(words, "kworker/0:1") == command
 
 
+def test_a_process_named_in_bytes_that_are_no_text_is_described_in_text(clock: Clock) -> None:
+    monitor = HostMonitor(clock=clock)
+
+    def describe() -> str:
+        clock.now += 60
+        return monitor.process_owner(process.pid)[1]
+
+    with subprocess.Popen([b"sleep\xff", b"600"], executable="sleep") as process:
+        wait_until(describe, lambda command: command == r"sleep\xff")
+        process.kill()
+
+
 def test_an_ended_process_has_no_owner() -> None:
     with subprocess.Popen(["true"]) as process:
         pass

@@ -594,7 +594,9 @@ def _describe(pid: int) -> tuple[str, str]:
             words, name = process.cmdline(), process.name()
     except (psutil.Error, OSError):
         return ("unknown", "unknown")
-    return (user, short_command(words, name))
+    # Bytes that are no UTF-8 must not break the message that this goes into.
+    command = short_command(words, name).encode(errors="surrogateescape")
+    return (user, command.decode(errors="backslashreplace"))
 
 
 def short_command(words: Sequence[str], name: str) -> str:

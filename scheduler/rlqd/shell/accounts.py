@@ -46,10 +46,26 @@ def account_of(uid: int) -> Account | None:
         return None
 
 
+def user_name(uid: int) -> str:
+    """Its number where nobody knows its name (now)."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OSError):
+        return str(uid)
+
+
+def uid_of(user: str) -> int | None:
+    """None: there is no such user, or nobody can be asked."""
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError, OSError):
+        return None
+
+
 def gid_of(group: str) -> int | None:
     try:
         return grp.getgrnam(group).gr_gid
-    except (KeyError, OSError):
+    except (KeyError, ValueError, OSError):
         return None
 
 

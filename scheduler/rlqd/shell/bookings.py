@@ -11,7 +11,6 @@ not have cost anybody a reservation.
 from __future__ import annotations
 
 import logging
-import pwd
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +27,8 @@ from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.machine import Scheduler
 from rlqd.core.room import Holding
-from rlqd.shell.accounts import Accounts, Peer
-from rlqd.shell.requests import act_of, user_name
+from rlqd.shell.accounts import Accounts, Peer, uid_of, user_name
+from rlqd.shell.requests import act_of
 
 log = logging.getLogger(__name__)
 
@@ -477,9 +476,8 @@ class Bookings:
 
 
 def _uid(name: str) -> int:
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError) as error:
+    if (uid := uid_of(name)) is None:
         raise UsageError(
             f"there is no user {name!r} here", hint="login names, with commas: --users alice,bob"
-        ) from error
+        )
+    return uid

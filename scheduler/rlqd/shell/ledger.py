@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -21,6 +21,7 @@ from rlqd.core.guard import Learned
 from rlqd.core.learned import LearnedPeak
 from rlqd.core.machine import Scheduler
 from rlqd.shell import launching, rows
+from rlqd.shell.accounts import user_name
 from rlqd.shell.requests import Change
 from rlqd.shell.views import Live, Views
 
@@ -93,6 +94,9 @@ class Ledger:
                 self.views.live[job_id] = Live(uid=uid, user=change.user, log_path=log_path)
             if new:
                 self.store.insert_jobs(new)
+            for job_id, user in _queued_again(changes):
+                if job_id in latest and job_id not in self.views.live:
+                    self.views.live[job_id] = Live(uid=user, user=user_name(user))
             acts = [act for change in changes for act in change.acts(at)]
             self.store.put_audit(acts)
             news = [rows.dump_learned(row, at) for row in learned]
@@ -236,6 +240,14 @@ class Ledger:
         )
 
 
+def _queued_again(changes: Iterable[Change]) -> Iterator[tuple[model.JobId, int]]:
+    """The jobs that had ended and whose they are."""
+    for change in changes:
+        for event in change.events:
+            if isinstance(event, model.RequeueRequested) and event.finished is not None:
+                yield event.job_id, event.finished.spec.user
+
+
 def _use_row(one: Accounted, at: float) -> UseRow:
     use = one.use
     return UseRow(
@@ -249,7 +261,11 @@ def _use_row(one: Accounted, at: float) -> UseRow:
 
 def _ended_as(row: Row) -> str:
     """How the attempt of a job that is queued again ended, before that is written down."""
-    match rows.load_state(rows.load_detail(row.detail)):
+    try:
+        state = rows.load_state(rows.load_detail(row.detail))
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        return JobState.NODE_FAIL  # somebody has damaged the row
+    match state:
         case model.Completing(cause=model.Cause.REQUEUED):
             return "REQUEUED"
         case model.Completing(cause=model.Cause.PREEMPTED):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import grp
-import pwd
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rlqd import config
 from rlqd.core import model
 from rlqd.core.model import Instant
-from rlqd.shell.accounts import REMEMBERED_S, Account, Accounts
+from rlqd.shell.accounts import REMEMBERED_S, Account, Accounts, gid_of, uid_of
 
 
 @dataclass(slots=True)
@@ -49,14 +47,10 @@ class LimitTable:
     def unknown(self) -> Iterator[str]:
         """The names that this machine does not know, as keys of the configuration."""
         for name in self.configured.users:
-            try:
-                pwd.getpwnam(name)
-            except (KeyError, ValueError, OSError):
+            if uid_of(name) is None:
                 yield f"limits.users.{name}"
         for name in self.configured.groups:
-            try:
-                grp.getgrnam(name)
-            except (KeyError, ValueError, OSError):
+            if gid_of(name) is None:
                 yield f"limits.groups.{name}"
 
     def _limits_of(self, uid: int) -> tuple[model.Limit, ...]:

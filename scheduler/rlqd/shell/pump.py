@@ -39,7 +39,7 @@ from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.machine import Scheduler, placement_of
 from rlqd.shell import enforcing, launching, learning, rows, sampling, shares
-from rlqd.shell.accounts import Accounts, Peer
+from rlqd.shell.accounts import Accounts, Peer, user_name
 from rlqd.shell.attempts import Attempts
 from rlqd.shell.bookings import Bookings
 from rlqd.shell.ledger import Ledger
@@ -48,14 +48,13 @@ from rlqd.shell.mps import MpsJobs
 from rlqd.shell.progress import Company, Tracker, recent_s
 from rlqd.shell.remote import Keyring
 from rlqd.shell.requests import (
-    DAMAGED,
     Change,
     ChangeRequest,
     Desk,
     Route,
     act_of,
+    safely,
     unavailable,
-    user_name,
 )
 from rlqd.shell.rlimits import Rlimits
 from rlqd.shell.sampling import Sampler
@@ -291,7 +290,7 @@ class Pump:
         if not self._broken:
             self._step(now, asked)
         for one in asked:
-            self._reply(one.route, one.request_id, self._safely(partial(self._outcome, one)))
+            self._reply(one.route, one.request_id, safely(partial(self._outcome, one)))
         for question in questions:
             self._answer(question, now)
         self.waiters.answer(now, self._reply, all_=self.wants_stop)
@@ -554,22 +553,21 @@ class Pump:
                 | wire.Resume()
                 | wire.Requeue()
             ):
-                try:
-                    if self._broken:
-                        self._stop_unrecorded(request, peer)
-                    ids_before = sum(len(one.change.incoming) for one in asked)
-                    next_id = self.store.next_id + ids_before
-                    change = self.desk.change(request, peer, now, next_id)
-                except RlqError as error:
-                    self._reply(route, request_id, codec.error_reply(error))
+                next_id = self.store.next_id + sum(len(one.change.incoming) for one in asked)
+                change = safely(partial(self._change, request, peer, now, next_id))
+                if isinstance(change, wire.Error):
+                    self._reply(route, request_id, change)
                 else:
                     asked.append(Asked(route, request_id, request, change))
-                    for event in change.events:
-                        if isinstance(event, model.RequeueRequested) and event.finished:
-                            user = user_name(event.finished.spec.user)
-                            self.live[event.job_id] = Live(uid=event.finished.spec.user, user=user)
             case _:
                 questions.append(Question(route, request_id, peer, request))
+
+    def _change(
+        self, request: ChangeRequest, peer: Peer, now: model.Instant, next_id: int
+    ) -> Change:
+        if self._broken:
+            self._stop_unrecorded(request, peer)
+        return self.desk.change(request, peer, now, next_id)
 
     def _stop_unrecorded(self, request: ChangeRequest, peer: Peer) -> NoReturn:
         """A full disk records nothing, but the job that fills it must be stoppable."""
@@ -588,7 +586,7 @@ class Pump:
         )
 
     def _answer(self, question: Question, now: model.Instant) -> None:
-        reply = self._safely(partial(self._read, question, now))
+        reply = safely(partial(self._read, question, now))
         if reply is not None:
             self._reply(question.route, question.request_id, reply)
 
@@ -596,16 +594,6 @@ class Pump:
         if self._broken:
             raise unavailable(self._broken)
         return self.desk.answer(one.change, one.request)
-
-    def _safely(self, make: Callable[[], R]) -> R | wire.Error:
-        """The reply, or the error in its place: one request's trouble is that request's alone."""
-        try:
-            return make()
-        except RlqError as error:
-            return codec.error_reply(error)
-        except Exception as error:
-            log.exception("a request failed")
-            return wire.Error(kind="internal", message=f"rlqd failed to answer: {error!r}")
 
     def _read(self, question: Question, now: model.Instant) -> wire.Reply | None:
         """The reply, or None if it comes later."""
@@ -717,7 +705,10 @@ class Pump:
         return wire.Ok(message=f"forgotten: {signature}")
 
     def _reply(self, route: Route, request_id: bytes, reply: wire.Reply) -> None:
-        frames = codec.encode(request_id or b"?", reply)
+        request_id = request_id or b"?"
+        frames = safely(partial(codec.encode, request_id, reply))
+        if isinstance(frames, wire.Error):
+            frames = codec.encode(request_id, frames)
         if route.key is None:
             self.server.send(route.id, frames, route.uid)
         elif self.remote is not None and self.keyring.peer_of(route.key) is not None:
@@ -830,7 +821,7 @@ class Pump:
                     state=JobState.NODE_FAIL,
                     held=False,
                     attempt=0,
-                    reason=DAMAGED,
+                    reason=rows.DAMAGED,
                     started_at=None,
                     ended_at=time.time(),
                     exit_code=None,
@@ -971,9 +962,9 @@ class Pump:
             self.bookings.forget()
             self.sampler.set_period(self.config.monitor.period_ms / 1000)
             log.info(
-                "the configuration was read again; [cpu] include and smt, [gpu] include, [mps],"
-                " [remote], [daemon] max_message and limits of jobs that wait change at the next"
-                " start"
+                "the configuration was read again; at the next start change: [cpu] include and"
+                " smt, [gpu] include, [mps], [remote], enforce.mode, daemon.max_message, and the"
+                " default grace and time limit of jobs that are in the queue"
             )
         self.notifier.ready("ready")
 

@@ -21,8 +21,8 @@ from rlq.protocol import keys
 from rlq.protocol import messages as wire
 from rlqd.adapters.curve import CurveServer
 from rlqd.adapters.sqlite import RemoteKey, Store
-from rlqd.shell.accounts import Peer
-from rlqd.shell.requests import act_of, user_name
+from rlqd.shell.accounts import Peer, user_name
+from rlqd.shell.requests import act_of
 
 log = logging.getLogger(__name__)
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-import pwd
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
-from rlq.errors import NotFoundError, NotPermittedError, UnavailableError, UsageError
-from rlq.protocol import PROTOCOL_VERSION
+from rlq.errors import NotFoundError, NotPermittedError, RlqError, UnavailableError, UsageError
+from rlq.protocol import PROTOCOL_VERSION, codec
 from rlq.protocol import messages as wire
 from rlq.protocol.states import FINAL_STATES, LIVE_STATES, JobState
 from rlq.version import VERSION
@@ -24,10 +24,12 @@ from rlqd.adapters.sqlite import AuditRow, Brief, Row, Store
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.shell import launching, rlimits, rows, validation
-from rlqd.shell.accounts import Accounts, Peer
+from rlqd.shell.accounts import Accounts, Peer, user_name
 from rlqd.shell.views import Views
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 #: A reply of more jobs than this, or of more bytes, would keep the loop busy for too long.  The
 #: client goes on with `before` where a page ends.
@@ -35,7 +37,6 @@ LIST_MAX = 2_000
 LIST_BYTES_MAX = 8 * 2**20
 #: Likewise one request that changes jobs.
 CHANGES_MAX = 20_000
-DAMAGED = "its record in the database is damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,9 @@ class Desk:
     def _check_priority(self, priority: int, peer: Peer) -> None:
         if priority > 0 and not self.accounts.is_operator(peer):
             raise NotPermittedError(
-                "only an administrator may give a priority above 0",
+                "only an administrator, on the machine itself, may give a priority above 0"
+                if peer.remote
+                else "only an administrator may give a priority above 0",
                 hint="leave it out, or lower your own jobs' with -1 to -1000",
             )
 
@@ -438,7 +441,7 @@ def finished_job(row: Row, desk: Desk) -> model.Job:
         spec = rows.core_spec(row.job_spec, row.uid, desk.config)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise UsageError(
-            f"job {row.id} cannot be queued again: {DAMAGED}", hint="submit it anew"
+            f"job {row.id} cannot be queued again: {rows.DAMAGED}", hint="submit it anew"
         ) from error
     return model.Job(model.JobId(row.id), spec, row.attempt, state)
 
@@ -454,11 +457,15 @@ def missing_ids(selection: wire.Selection, found: Container[int]) -> tuple[int, 
     return tuple(low for low, high in selection.ids if low == high and low not in found)
 
 
-def user_name(uid: int) -> str:
+def safely(make: Callable[[], R]) -> R | wire.Error:
+    """What is made, or the error in its place: one request's trouble is that request's alone."""
     try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+        return make()
+    except RlqError as error:
+        return codec.error_reply(error)
+    except Exception as error:
+        log.exception("a request failed")
+        return wire.Error(kind="internal", message=f"rlqd failed to answer: {error!r}")
 
 
 def unavailable(reason: str) -> UnavailableError:

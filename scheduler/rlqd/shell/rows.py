@@ -11,6 +11,7 @@ from rlq.protocol.messages import JobSpec as WireSpec
 from rlq.protocol.messages import Placement as WirePlacement
 from rlq.protocol.messages import Progress, Usage
 from rlq.protocol.states import JobState
+from rlqd.adapters.sqlite import Row
 from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.guard import Learned
@@ -30,6 +31,7 @@ _STATES: dict[str, type[Any]] = {
     )
 }
 _encoder = msgspec.json.Encoder()
+DAMAGED = "its record in the database is damaged"
 
 
 def job_state(state: model.State) -> JobState:
@@ -98,6 +100,14 @@ def load_detail(text: bytes) -> Detail:
         return _decoder.decode(text)
     except msgspec.MsgspecError:
         return Detail(state={})
+
+
+def shown_spec(row: Row) -> WireSpec:
+    """For people: what cannot be read is empty, as in `load_detail`."""
+    try:
+        return row.job_spec
+    except msgspec.MsgspecError:
+        return WireSpec(argv=(f"({DAMAGED})",), cwd="", name=row.name)
 
 
 def load_state(detail: Detail) -> model.State:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pwd
 
 from rlq.errors import UnavailableError, UsageError
 from rlq.protocol.messages import JobRank, Shares, UserShare
@@ -12,6 +11,7 @@ from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.fairness import HELD_COUNTS_AS_MS, Ranking, Use
 from rlqd.core.machine import Scheduler
+from rlqd.shell.accounts import uid_of, user_name
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def _standing(core: Scheduler, ranking: Ranking, uid: int) -> UserShare:
     use = core.fairness.uses.get(uid, Use())
     counted_ms = ranking.counted_ms(uid)
     return UserShare(
-        user=_name_of(uid),
+        user=user_name(uid),
         uid=uid,
         shares=ranking.shares(uid),
         part=ranking.part(uid),
@@ -94,15 +94,7 @@ def _rank(core: Scheduler, ranking: Ranking, row: Row) -> JobRank:
     )
 
 
-def _name_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OSError):
-        return str(uid)
-
-
 def _uid_of(user: str) -> int | None:
-    try:
-        return pwd.getpwnam(user).pw_uid
-    except (KeyError, OSError):
-        return int(user) if user.isascii() and user.isdigit() else None
+    if (uid := uid_of(user)) is not None:
+        return uid
+    return int(user) if user.isascii() and user.isdigit() else None

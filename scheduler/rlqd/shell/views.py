@@ -95,7 +95,7 @@ class Views:
     def job(self, row: Row, viewer: Peer) -> Job:
         """One job.  Its environment is never in it."""
         job_id = model.JobId(row.id)
-        spec = row.job_spec
+        spec = rows.shown_spec(row)
         detail = rows.load_detail(row.detail)
         live = self.live.get(job_id)
         known = self.core.jobs.get(job_id)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from rlq.errors import RlqError, UnavailableError
-from rlq.protocol import codec
+from rlq.errors import UnavailableError
 from rlq.protocol import messages as wire
 from rlq.protocol.states import LIVE_STATES
 from rlqd.adapters.sqlite import Store
 from rlqd.core import model
 from rlqd.shell import validation
 from rlqd.shell.accounts import Peer
-from rlqd.shell.requests import Route, missing_ids
+from rlqd.shell.requests import Route, missing_ids, safely
 from rlqd.shell.views import Views
 
 WAIT_MS_MAX = 30_000
@@ -112,11 +112,7 @@ class Waiters:
             return
         self._waiting = [w for w in self._waiting if not (all_ or not w.left or now >= w.due)]
         for waiter in due:
-            try:
-                reply: wire.Reply = self._reply(waiter)
-            except RlqError as error:
-                reply = codec.error_reply(error)
-            send(waiter.route, waiter.request_id, reply)
+            send(waiter.route, waiter.request_id, safely(partial(self._reply, waiter)))
 
     def _reply(self, waiter: Waiter) -> wire.Waited:
         partial = len(waiter.ids) > SHOWN_MAX
