@@ -26,6 +26,7 @@ import msgspec
 
 from rlq import paths, specs
 from rlq.errors import (
+    SAME_VERSION,
     NotFoundError,
     ProtocolError,
     UnreachableError,
@@ -55,6 +56,8 @@ _REPEATABLE = (
     | m.Devices
     | m.Status
     | m.Profile
+    | m.Share
+    | m.Audit
     | m.Drain
     | m.Claim
     | m.Bookings
@@ -688,7 +691,7 @@ def _expect(reply: m.Reply, expected: type[R]) -> R:
     if not isinstance(reply, expected):
         raise ProtocolError(
             f"the daemon answered {type(reply).__name__} where {expected.__name__} was due",
-            hint="run the same version of rlq and rlqd (`rlq status`, `rlq --version`)",
+            hint=SAME_VERSION,
         )
     return reply
 

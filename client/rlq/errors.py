@@ -66,6 +66,13 @@ class ProtocolError(RlqError):
     kind = "protocol"
 
 
+#: Of a ProtocolError.  Most often rlq was upgraded under a daemon that runs.
+SAME_VERSION = (
+    "run the same version of rlq and rlqd (`rlq status`, `rlq --version`); after an upgrade,"
+    " restart rlqd: running jobs run on"
+)
+
+
 class InternalError(RlqError):
     exit_code = 70
     kind = "internal"
@@ -88,4 +95,6 @@ _BY_KIND: dict[str, type[RlqError]] = {
 
 def from_wire(kind: str, message: str, hint: str | None) -> RlqError:
     """Rebuild the error a daemon sent; a kind this side does not know is an RlqError."""
+    if kind == ProtocolError.kind and hint is None:
+        hint = SAME_VERSION  # an older daemon does not know the request
     return _BY_KIND.get(kind, RlqError)(message, hint=hint)

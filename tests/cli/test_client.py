@@ -160,6 +160,15 @@ def test_the_daemons_refusal_is_raised_by_its_kind(daemon: FakeDaemon, client: C
         client.submit(["true"])
 
 
+def test_a_daemon_that_does_not_know_a_request_is_to_be_restarted(
+    daemon: FakeDaemon, client: Client
+) -> None:
+    daemon.answers[m.Share] = m.Error(kind="protocol", message="cannot read the request")
+    with pytest.raises(ProtocolError, match="cannot read the request") as caught:
+        client.share()
+    assert "restart rlqd" in (caught.value.hint or "")
+
+
 def test_an_answer_of_another_type_is_a_protocol_error(daemon: FakeDaemon, client: Client) -> None:
     daemon.answers[m.Status] = m.Ok()
     with pytest.raises(ProtocolError, match="answered Ok where DaemonStatus"):

@@ -12,7 +12,7 @@ from functools import cache
 
 import msgspec
 
-from rlq.errors import ProtocolError
+from rlq.errors import SAME_VERSION, ProtocolError
 from rlq.protocol import PROTOCOL_VERSION
 from rlq.protocol.messages import Error, Reply, Request
 
@@ -89,7 +89,7 @@ def _open(frames: Sequence[bytes]) -> tuple[bytes, bytes]:
         if len(header) == len(HEADER) and header.startswith(b"rlq"):
             raise ProtocolError(
                 f"the other side speaks protocol {header[3]}, this one {PROTOCOL_VERSION}",
-                hint="run the same version of rlq and rlqd (`rlq status`, `rlq --version`)",
+                hint=SAME_VERSION,
             )
         raise ProtocolError("this is not an rlq message")
     if not 1 <= len(request_id) <= REQUEST_ID_BYTES_MAX:
