@@ -57,10 +57,6 @@ def accounts(directory: Directory, group: str, clock: Clock | None = None) -> Ac
     )
 
 
-def peer(uid: int, *, remote: bool = False) -> Peer:
-    return Peer(uid=uid, gid=-1, pid=0, remote=remote)
-
-
 def test_root_the_daemons_user_and_the_groups_members_are_administrators(
     directory: Directory,
 ) -> None:
