@@ -174,8 +174,12 @@ def check_log_path(path: str) -> None:
         )
 
 
-def check_program(argv: Sequence[str], cwd: str, path: str | None) -> None:
+def check_program(
+    argv: Sequence[str], cwd: str, path: str | None, *, verb: str = "submit"
+) -> None:
     """Better now than as a failed job in an hour.  `path`: None is this process's.
+
+    `verb`: the one that was typed, for the hints.
 
     Raises:
         UsageError: there is no such program, or it cannot be executed.
@@ -188,7 +192,7 @@ def check_program(argv: Sequence[str], cwd: str, path: str | None) -> None:
     if is_quoted and (shutil.which(first, path=path) or Path(cwd, first).is_file()):
         raise UsageError(
             f"there is no program {program!r}: it is a whole command in one word",
-            hint=f"do not quote the whole command: rlq submit -- {program}",
+            hint=f"do not quote the whole command: rlq {verb} -- {program}",
         )
     if "/" in program:
         file = Path(cwd, program)
@@ -196,30 +200,31 @@ def check_program(argv: Sequence[str], cwd: str, path: str | None) -> None:
             return
         if file.is_dir():
             raise UsageError(
-                f"{program} is a folder, not a program", hint="rlq submit -- python train.py"
+                f"{program} is a folder, not a program", hint=f"rlq {verb} -- python train.py"
             )
         if file.is_file():
-            raise UsageError(f"{program} is not executable", hint=_how_to_run(program))
+            raise UsageError(f"{program} is not executable", hint=_how_to_run(program, verb))
         raise UsageError(f"there is no program {program}", hint=f"looked in {cwd}")
     if shutil.which(program, path=path) is None:
         if Path(cwd, program).is_file():
             raise UsageError(
                 f"{program} is a file here, not a program on PATH",
-                hint=f"rlq submit -- ./{program}"
+                hint=f"rlq {verb} -- ./{program}"
                 if os.access(Path(cwd, program), os.X_OK)
-                else _how_to_run(program),
+                else _how_to_run(program, verb),
             )
         raise UsageError(
             f"there is no program {program!r} on PATH",
-            hint="did you forget `--` before the command? rlq submit [options] -- python train.py",
+            hint="did you forget `--` before the command?"
+            f" rlq {verb} [options] -- python train.py",
         )
 
 
-def _how_to_run(program: str) -> str:
+def _how_to_run(program: str, verb: str) -> str:
     name = program if "/" in program else f"./{program}"
     if program.endswith(".py"):
-        return f"rlq submit -- python {program} (or chmod +x it, and submit {name})"
-    return f"chmod +x {name}, then rlq submit -- {name}"
+        return f"rlq {verb} -- python {program} (or chmod +x it, and {verb} {name})"
+    return f"chmod +x {name}, then rlq {verb} -- {name}"
 
 
 def check_like(like: str) -> str:

@@ -148,6 +148,18 @@ def test_tables_fit_80_columns(daemon: FakeDaemon, verb: list[str]) -> None:
     assert max(line.cell_len for line in lines) <= WIDTH
 
 
+def test_what_never_ran_is_listed_without_the_time_it_took(daemon: FakeDaemon) -> None:
+    now = time.time()
+    why = "cancelled before it started"
+    daemon.add(
+        make_job(1, JobState.CANCELLED, reason=why),
+        make_job(2, JobState.FAILED, reason="exit code 2", started_at=now - 9, ended_at=now),
+    )
+    shown = run_on_terminal("list", NO_COLOR="1")[1]
+    assert f"{why}\r\n" in shown
+    assert "exit code 2 (9s)" in shown
+
+
 def test_colours_are_for_terminals_and_no_color_is_honoured(daemon: FakeDaemon) -> None:
     full_house(daemon)
     assert "\x1b[" in run_on_terminal("list")[1]

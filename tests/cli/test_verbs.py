@@ -150,6 +150,15 @@ def test_a_script_given_without_its_interpreter_gets_the_right_hint(
     assert "hint: rlq submit -- ./train.py\n" in invoke("submit", "train.py").stderr
 
 
+def test_rlq_run_gives_hints_of_its_own_verb(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    for words in (["--"], ["--", "no-such-program"], ["--cwd", str(tmp_path), "--", "train.py"]):
+        result = invoke("run", *words)
+        assert result.exit_code == 2
+        assert "rlq run" in result.stderr
+        assert "submit" not in result.stderr
+
+
 def test_a_command_quoted_as_one_word_gets_the_right_hint(
     daemon: FakeDaemon, invoke: Invoke
 ) -> None:

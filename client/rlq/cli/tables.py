@@ -73,7 +73,8 @@ def _row(job: Job, now: float, *, several: bool, reports: bool) -> Row:
         since = format_duration(now - job.submitted_at)
         return Row(head, rest=Cell(pending_reason(job) or f"since {since}", "dim"))
     if job.state.is_final and job.reason and job.state is not JobState.COMPLETED:
-        return Row(head, rest=Cell(f"{job.reason} ({spent(job, now)})", "dim"))
+        took = "" if job.started_at is None else f" ({spent(job, now)})"
+        return Row(head, rest=Cell(job.reason + took, "dim"))
     return Row(
         [
             *head,

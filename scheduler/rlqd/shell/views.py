@@ -353,6 +353,8 @@ def _state_words(job: Job) -> str:
     if job.state.is_final:
         return f"it has ended: {job.state}" + (f" ({job.reason})" if job.reason else "")
     why = f" ({job.reason})" if job.state is JobState.COMPLETING and job.reason else ""
+    if job.state is JobState.SUSPENDED and not job.reason:
+        why = f" (`rlq resume {job.id}` lets it go on)"
     return f"it is not waiting: {job.state}{where}{why}"
 
 

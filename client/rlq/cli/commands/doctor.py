@@ -107,7 +107,7 @@ def check_daemon(app: App, found: list[DaemonStatus]) -> Iterator[Check]:
     except UnreachableError as error:
         own = app.socket is None and "RLQ_SOCKET" not in os.environ and not app.remote_host
         if own and not paths.system_socket().exists():
-            yield Check("daemon", "ok", "none runs; the next `rlq submit` starts your own")
+            yield Check("daemon", "ok", "none runs; the next `rlq` command starts your own")
         else:
             yield Check("daemon", "fail", error.message, error.hint or "")
         return

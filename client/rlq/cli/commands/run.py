@@ -85,13 +85,15 @@ def command(
     app.require_here(why, "rlq run -it …", flags="-t ")
     if tty and not is_terminal(sys.stdin):
         raise UsageError("-t needs a terminal, and stdin is none", hint="leave out -t")
+    if not argv:
+        raise UsageError("there is no command to run", hint="rlq run -it -- bash")
     from msgspec.structs import replace
 
     from rlq import relay
     from rlq.terminal import CallerEndedError, Door, Line, ending_by_signal
 
     spec = make_spec(argv, gpus, variables, dict.fromkeys(LEFT_OUT) | options)
-    specs.check_program(spec.argv, spec.cwd, spec.env.get("PATH"))
+    specs.check_program(spec.argv, spec.cwd, spec.env.get("PATH"), verb="run")
     env, left_out = specs.capture_env()
     for name in left_out:
         warn(f"the variable {name} is not valid UTF-8 and is left out")

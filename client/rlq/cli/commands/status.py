@@ -60,7 +60,12 @@ def print_status(status: DaemonStatus, machine: Machine) -> None:
         [
             ("daemon", f"rlqd {clean(status.version)}, pid {status.pid}, uid {status.uid}"),
             ("up", format_duration(time.time() - status.started_at)),
-            ("admission", "draining: nothing new starts" if status.draining else "open"),
+            (
+                "admission",
+                "draining: nothing new starts (`rlq drain --off` ends it)"
+                if status.draining
+                else "open",
+            ),
             ("jobs", ", ".join(jobs) or "none"),
             ("gpus", gpus_line(machine)),
             *(

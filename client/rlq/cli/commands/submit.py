@@ -249,7 +249,7 @@ def command(
     rlq submit -- python train.py --lr 3e-4
     rlq submit --gpus 1 --gpu-mem 4G --name ppo -- python train.py
     rlq submit --array 0-9 -- sh -c 'python train.py --seed $RLQ_ARRAY_TASK_ID'
-    rlq submit sac --env Humanoid-v5 --steps 700000 --seeds 0-9   (see rlq submit sac --help)
+    rlq submit sac --env Humanoid-v5 --steps 700000 --seeds 0-9   (see its --help)
     """
 
     variables += progress_variables(progress_from, progress_total, options["no_hooks"])
