@@ -17,6 +17,8 @@ The attempt folder (rlqd.adapters.processes reads it):
 Signals from the daemon, each safe to repeat:
 
     SIGTERM  terminate: the command first; what it leaves behind when it has gone
+    SIGUSR2  says whose a SIGTERM is: the daemon's.  Without it somebody else stops the job, as
+             systemd does at a shutdown, and the exit record says so
     SIGUSR1  SIGKILL the whole tree, until nothing of it remains
     SIGTSTP  stop the whole tree         SIGCONT  let it go on
 
@@ -49,6 +51,8 @@ else:
 LINGER_S = 5.0
 #: Re-parented processes are not announced by any signal: how often to look for them.
 CASCADE_S = 0.25
+#: Who stops a whole scope may have told the command first: how long to wait for our own SIGTERM.
+SAME_SIGTERM_S = 0.5
 GROUP_BUSY_S = 0.002
 GROUP_BUSY_TRIES = 100
 KILL_AGAIN_S = 0.02
@@ -65,7 +69,14 @@ PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 TYPE_MASK, REGULAR, DEVICE = 0o170000, 0o100000, 0o020000
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-CONTROLS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1, signal.SIGTSTP, signal.SIGCONT)
+CONTROLS = (
+    signal.SIGCHLD,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+)
 
 GPU_OOM_TEXTS = (
     b"CUDA out of memory",
@@ -819,6 +830,8 @@ class Supervisor:
         #: A SIGKILL was seen that did not come from here.
         self.killed_by_others = False
         self.terminating = False
+        #: The daemon has sent a SIGTERM; else it came from outside.
+        self.asked_by_daemon = False
         self.killing = False
         self.frozen = False
         self.kill_again_s = KILL_AGAIN_S
@@ -889,6 +902,7 @@ class Supervisor:
                 self.kill_again_s = min(self.kill_again_s * 2, KILL_AGAIN_S_MAX)
             elif self.status is not None and not self.childless:
                 self._clear_up()
+        self._hear_late_signals()
         self.log.drain()
 
     def record(self) -> "dict[str, Any]":
@@ -903,6 +917,7 @@ class Supervisor:
             "signal": -code if code < 0 else None,
             "oom": oom,
             "oom_limit_mib": self.limit.killed_mib() if oom == "host" else None,
+            "stopped_by_others": self.terminating and not self.asked_by_daemon,
             "ended_at": self.ended_at,
             "utime_s": usage.ru_utime,
             "stime_s": usage.ru_stime,
@@ -934,6 +949,8 @@ class Supervisor:
                 # A stopped process hears nothing.  Just frozen, it may not show as stopped yet.
                 continue_tree(stopped_only=not self.frozen)
                 self.frozen = False
+            elif number == signal.SIGUSR2:
+                self.asked_by_daemon = True
             elif number == signal.SIGUSR1:
                 self.killing = True
                 self.kill_again_s = KILL_AGAIN_S
@@ -944,6 +961,18 @@ class Supervisor:
             elif number == signal.SIGCONT and not self.killing:
                 continue_tree()
                 self.frozen = False
+
+    def _hear_late_signals(self) -> None:
+        """After the end: the command may have got its SIGTERM just before this process."""
+        if self.status is None or self.terminating or self.killing:
+            return
+        code = os.waitstatus_to_exitcode(self.status)
+        of_sigterm = code in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        until = time.monotonic() + (SAME_SIGTERM_S if of_sigterm else 0.0)
+        late = select.poll()
+        late.register(self.wake_in, select.POLLIN)
+        while not self.terminating and late.poll(max(0.0, until - time.monotonic()) * 1000):
+            self._obey(os.read(self.wake_in, 512))
 
     def _ask(self, child: int) -> None:
         """SIGTERM, once per process: a second one means "at once" to many programs.
@@ -1082,7 +1111,7 @@ def read_order() -> "dict[str, Any]":
 def main() -> int:
     # The daemon starts us with our signals blocked: one that comes early waits, not kills.
     signal.pthread_sigmask(signal.SIG_BLOCK, CONTROLS)
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR2):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     try:
         order = read_order()

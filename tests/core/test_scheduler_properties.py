@@ -306,7 +306,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if kind == "exited":
             code = data.draw(st.sampled_from([0, 1]))
             oom = data.draw(st.sampled_from([None, None, "gpu", "host"]))
-            event = ProcessExited(zero, job_id, attempt, Exit(code=code, oom=oom))
+            by_others = data.draw(st.booleans())
+            exit_ = Exit(code=code, oom=oom, stopped_by_others=by_others)
+            event = ProcessExited(zero, job_id, attempt, exit_)
         elif kind == "lost" or one in self.told:
             event = ProcessLost(zero, job_id, attempt, "gone")
         elif kind == "failed":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from tests.core.machines import EXACT, Desk, spec
 
 from rlqd.core.model import (
@@ -15,7 +16,9 @@ from rlqd.core.model import (
     JobId,
     LaunchFailed,
     Outcome,
+    Pending,
     ProcessExited,
+    Starting,
 )
 
 
@@ -171,3 +174,82 @@ def test_a_job_that_reached_a_limit_of_its_own_is_told_which() -> None:
     assert desk.state(job) == Finished(Outcome.OUT_OF_MEMORY, killed, reason)
     assert desk.outcome(other) is Outcome.OUT_OF_MEMORY
     assert desk.exit_of(other).oom_limit_mib is None
+
+
+#: As systemd ends a job at a shutdown: of SIGTERM, with an exit code, or just when it was done.
+KILLED = Exit(signal=15, stopped_by_others=True)
+LEFT = Exit(code=143, stopped_by_others=True)
+DONE = Exit(code=0, stopped_by_others=True)
+
+
+def stopped_by_others(desk: Desk, job: int, exit_: Exit, *, after: int = 0) -> None:
+    attempt = desk.launched[job].attempt
+    desk.tell(ProcessExited(Instant(0), JobId(job), attempt, exit_), after=after)
+
+
+@pytest.mark.parametrize("exit_", [KILLED, LEFT])
+@pytest.mark.parametrize("state", ["starting", "running", "paused"])
+def test_a_job_that_somebody_else_stopped_has_not_failed_by_itself(
+    exit_: Exit, state: str
+) -> None:
+    desk = Desk()
+    (job,) = desk.submit(spec())
+    if state != "starting":
+        desk.start(job)
+    if state == "paused":
+        desk.pause(job)
+    stopped_by_others(desk, job, exit_)
+    reason = "it was stopped from outside rlqd, as at a shutdown"
+    assert desk.state(job) == Finished(Outcome.NODE_FAIL, exit_, reason)
+
+
+@pytest.mark.parametrize("exit_", [KILLED, LEFT])
+def test_with_requeue_it_waits_again_and_not_for_the_same_shutdown(exit_: Exit) -> None:
+    desk = Desk()
+    (job,) = desk.run(spec(requeue=True))
+    stopped_by_others(desk, job, exit_)
+    desk.sample()
+    assert isinstance(desk.state(job), Pending)
+    desk.sample(after=EXACT.launch_retry_delay_ms)
+    assert isinstance(desk.state(job), Starting)
+    assert desk.launched[job].attempt == 2
+
+
+def test_it_may_be_stopped_so_any_number_of_times() -> None:
+    desk = Desk(policy=replace(EXACT, launch_retries=0))
+    (job,) = desk.submit(spec(requeue=True))
+    for _ in range(5):
+        desk.start(job)
+        stopped_by_others(desk, job, KILLED)
+        desk.sample(after=EXACT.launch_retry_delay_ms)
+    assert isinstance(desk.state(job), Starting)
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+def test_a_job_that_was_done_when_somebody_else_stopped_it_is_done(requeue: bool) -> None:
+    desk = Desk()
+    (job,) = desk.run(spec(requeue=requeue))
+    stopped_by_others(desk, job, DONE)
+    assert desk.state(job) == Finished(Outcome.COMPLETED, DONE, "")
+
+
+@pytest.mark.parametrize("exit_", [KILLED, LEFT, DONE])
+def test_what_rlqd_itself_was_stopping_ends_as_that(exit_: Exit) -> None:
+    desk = Desk()
+    cancelled, late = desk.run(spec(requeue=True), spec(requeue=True, limit=1_000))
+    desk.cancel(cancelled)
+    stopped_by_others(desk, cancelled, exit_)
+    desk.tell(after=1_000)
+    stopped_by_others(desk, late, exit_)
+    assert desk.outcome(cancelled) is Outcome.CANCELLED
+    assert desk.outcome(late) is Outcome.TIMEOUT
+
+
+def test_a_start_that_was_late_and_then_stopped_by_others_is_lost_too() -> None:
+    desk = Desk()
+    once, again = desk.submit(spec(), spec(requeue=True))
+    desk.tell(after=61_000)
+    stopped_by_others(desk, once, KILLED)
+    stopped_by_others(desk, again, KILLED)
+    assert desk.outcome(once) is Outcome.NODE_FAIL
+    assert isinstance(desk.state(again), Pending)

@@ -166,6 +166,8 @@ def test_each_job_of_root_s_daemon_gets_a_scope_of_the_system_s_manager(machine:
         *("systemd-run", "--scope", "--quiet", "--collect", "--no-ask-password"),
         *("--slice=rlq.slice", "--unit=rlq-0123abcd-7-2.scope", "--description=rlq job 7"),
         "--property=Delegate=",
+        "--property=Before=rlqd.service",
+        "--property=After=local-fs.target remote-fs.target autofs.service",
         *(f"--property={name}={value}" for name, value in scope_properties(ALL).items()),
         "--",
     )

@@ -296,6 +296,41 @@ def test_after_a_reboot_a_job_is_node_fail_or_queued_again_if_it_wanted(tmp_path
         assert runs.read_text() == "x\nx\n"
 
 
+@pytest.mark.parametrize("daemon_lives", [True, False])
+def test_a_shutdown_s_sigterm_is_a_reboot_too(tmp_path: Path, daemon_lives: bool) -> None:
+    # It was recorded as killed by SIGTERM: FAILED, and not queued again.
+    runs = tmp_path / "runs"
+    ends = f"echo x >> {runs}; [ $RLQ_ATTEMPT = 2 ] || exec sleep 600"
+    saves = "trap 'exit 143' TERM; echo ready; while :; do sleep 0.05; done"
+    with Rlqd(tmp_path) as d:
+        client = d.client()
+        again = client.submit(["sh", "-c", ends], requeue=True)
+        once = client.submit(["sh", "-c", saves], log=tmp_path / "log")
+        jobs = d.until(client, [again, once], lambda jobs: all(job.pid for job in jobs))
+        wait_until(lambda: runs.exists() and (tmp_path / "log").read_text(), bool)
+        if not daemon_lives:
+            d.stop()
+        # systemd's SIGTERM goes to the whole scope, the supervisor and its command.
+        for job in jobs:
+            folder = d.state_dir / "run" / f"{job.id}.1"
+            supervisor = json.loads((folder / "claim.json").read_text())["pid"]
+            assert job.pid is not None
+            os.kill(supervisor, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(job.pid, signal.SIGTERM)
+            if not daemon_lives:
+                wait_until((folder / "exit.json").exists, bool)
+        if not daemon_lives:
+            d.start()
+            client = d.client()
+        lost = d.until_state(client, once, JobState.NODE_FAIL)
+        assert "from outside" in lost.reason
+        assert lost.exit_code == 143
+        done = d.until_state(client, again, JobState.COMPLETED)
+        assert done.attempt == 2
+        assert runs.read_text() == "x\nx\n"
+
+
 def test_a_drain_outlives_a_restart(tmp_path: Path) -> None:
     with Rlqd(tmp_path) as d:
         client = d.client()

@@ -90,7 +90,7 @@ def test_a_full_disk_refuses_changes_and_loses_no_end(small_disk: Path, tmp_path
     with a_daemon_on(small_disk) as d:
         client = d.client()
         ends = client.submit(job_until(flag, 41), log=tmp_path / "log")
-        runs = client.submit(["sleep", "600"], log=tmp_path / "log2")
+        runs = client.submit(["sleep", "600"], log=tmp_path / "log2", requeue=True)
         d.until(client, [ends, runs], lambda jobs: all(j.state == "RUNNING" for j in jobs))
 
         filler.fill()
@@ -128,7 +128,8 @@ def test_a_full_disk_refuses_changes_and_loses_no_end(small_disk: Path, tmp_path
         filler.empty()
         done = d.until_state(client, ends, JobState.FAILED)
         assert done.exit_code == 41
-        assert client.get(runs).reason == "killed by SIGTERM"
+        stopped = d.until_state(client, runs, JobState.FAILED)
+        assert stopped.reason == "killed by SIGTERM", "who asked for that gets it not again"
         assert client.status().problems == ()
         again = client.submit(["true"], log=tmp_path / "log3")
         d.until_state(client, again, JobState.COMPLETED)

@@ -286,6 +286,15 @@ def test_terminate_and_kill_are_safe_to_repeat_at_any_time(daemon: Daemon) -> No
         assert isinstance(daemon.end(handle), ExitRecord)
 
 
+def test_whether_the_daemon_or_somebody_else_stopped_it_is_told(daemon: Daemon) -> None:
+    ours, _ = daemon.start("sleep", "600", job=1)
+    theirs, _ = daemon.start("sleep", "600", job=2)
+    daemon.processes.terminate(ours)
+    os.kill(theirs.pid, signal.SIGTERM)
+    ends = [daemon.end(ours), daemon.end(theirs)]
+    assert [isinstance(e, ExitRecord) and e.stopped_by_others for e in ends] == [False, True]
+
+
 def test_freeze_and_thaw(daemon: Daemon) -> None:
     handle, started = daemon.start("sleep", "600")
     daemon.processes.freeze(handle)
@@ -545,6 +554,7 @@ def test_a_record_of_another_version_is_read(daemon: Daemon) -> None:
     found = daemon.processes.recover(1, 1)
     assert isinstance(found, Exited)
     assert (found.record.code, found.record.oom, found.record.maxrss_mib) == (3, None, 0)
+    assert not found.record.stopped_by_others
 
 
 def test_what_is_discarded_is_gone(daemon: Daemon) -> None:

@@ -60,6 +60,7 @@ class Attempt:
         self.folder = folder
         self.place = place
         self.log = place / "log"
+        self.program = SUPERVISOR
         self.process: subprocess.Popen[bytes] | None = None
         self._ready_fd = -1
         folder.mkdir(mode=0o700)
@@ -88,7 +89,7 @@ class Attempt:
 
     def spawn(self, text: bytes, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", SUPERVISOR], stdin=subprocess.PIPE, pass_fds=pass_fds
+            [sys.executable, "-I", "-S", self.program], stdin=subprocess.PIPE, pass_fds=pass_fds
         )
         assert self.process.stdin is not None
         self.process.stdin.write(text)
@@ -538,6 +539,53 @@ def test_sigterm_wakes_a_stopped_tree(attempt: Attempt) -> None:
     attempt.signal(signal.SIGTERM)
     assert attempt.record()["code"] == 9
     assert "saved" in attempt.log.read_text()
+
+
+def test_a_sigterm_without_the_daemon_s_word_is_recorded_as_somebody_else_s(
+    attempt: Attempt,
+) -> None:
+    attempt.start("sleep", "600").command()
+    attempt.signal(signal.SIGTERM)
+    record = attempt.record()
+    assert (record["signal"], record["stopped_by_others"]) == (signal.SIGTERM, True)
+
+
+def test_the_daemon_s_own_is_not(attempt: Attempt) -> None:
+    attempt.start("sleep", "600").command()
+    attempt.signal(signal.SIGUSR2)
+    attempt.signal(signal.SIGTERM)
+    record = attempt.record()
+    assert (record["signal"], record["stopped_by_others"]) == (signal.SIGTERM, False)
+
+
+def test_the_daemon_s_word_alone_stops_nothing(attempt: Attempt) -> None:
+    os.mkfifo(attempt.place / "go")
+    attempt.start("sh", "-c", "read _ < go; exit 5").command()
+    attempt.signal(signal.SIGUSR2)
+    (attempt.place / "go").write_text("now\n")
+    record = attempt.record()
+    assert (record["code"], record["stopped_by_others"]) == (5, False)
+
+
+def test_who_stops_both_may_meet_the_command_first(attempt: Attempt) -> None:
+    # By chance; the supervisor waits a moment for its own.  Here a moment is long.
+    patient = attempt.place / "supervisor.py"
+    source = Path(SUPERVISOR).read_text()
+    assert "\nSAME_SIGTERM_S = 0.5\n" in source
+    patient.write_text(source.replace("SAME_SIGTERM_S = 0.5", "SAME_SIGTERM_S = 60.0"))
+    attempt.program = str(patient)
+    pid = attempt.start("sleep", "600").command()
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: state_of(pid), lambda state: state == "gone")
+    attempt.signal(signal.SIGTERM)
+    assert attempt.record()["stopped_by_others"]
+
+
+def test_a_command_that_is_killed_alone_was_not_stopped_by_a_shutdown(attempt: Attempt) -> None:
+    pid = attempt.start("sleep", "600").command()
+    os.kill(pid, signal.SIGTERM)
+    record = attempt.record()
+    assert (record["signal"], record["stopped_by_others"]) == (signal.SIGTERM, False)
 
 
 #: Two generations away, in a session of its own, deaf to SIGTERM.

@@ -244,6 +244,18 @@ MUTANTS = [
         "outlook.at, outlook.policy\n    ahead = replace(outlook, room=outlook.room.copy()",
     ),
     Mutant(
+        "a job that a shutdown stopped has failed by itself",
+        "machine.py",
+        "if not exit_.stopped_by_others or exit_.code == 0:",
+        "if True:",
+    ),
+    Mutant(
+        "a job that a shutdown met when it was done is run again",
+        "machine.py",
+        "if not exit_.stopped_by_others or exit_.code == 0:",
+        "if not exit_.stopped_by_others:",
+    ),
+    Mutant(
         "held jobs start",
         "machine.py",
         """            case Pending(held=True):
@@ -270,7 +282,7 @@ MUTANTS = [
         "a job that succeeded unheard is run again",
         "machine.py",
         """                # It had started after all, was told nothing, and came to its own end.
-                self._to(job, _end_of(exit_))""",
+                self._ended_unasked(job, exit_)""",
         """                self._finish_stop(job, exit_, "")""",
     ),
     Mutant(

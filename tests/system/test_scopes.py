@@ -124,6 +124,42 @@ def test_what_hides_from_a_killed_supervisor_is_killed_with_its_group(installed:
     no_scope_is_left()
 
 
+def test_at_a_shutdown_jobs_are_lost_or_queued_again(installed: None) -> None:
+    once = booted.submit("sleep 600")
+    again = booted.submit("[ $RLQ_ATTEMPT = 2 ] || exec sleep 600", "alice", "--requeue")
+    for number in (once, again):
+        booted.running(number)
+    systemctl("stop", "rlq.slice")
+    assert booted.ended(once).state is JobState.NODE_FAIL
+    assert "from outside" in booted.job(once).reason
+    done = booted.ended(again)
+    assert (done.state, done.attempt) == (JobState.COMPLETED, 2)
+
+
+def test_at_a_shutdown_the_daemon_goes_before_the_jobs_and_starts_no_others(
+    installed: None,
+) -> None:
+    daemon = booted.main_pid()
+    seen = Path("/home/alice/seen")
+    look = f"if [ -e /proc/{daemon} ]; then echo lives; else echo gone; fi > {seen}"
+    first = booted.submit(
+        f"trap '{look}; exit 143' TERM; touch trapped; while :; do sleep 0.05; done",
+        "alice",
+        "--exclusive",
+    )
+    second = booted.submit("true", "alice", "--exclusive")
+    wait_until(Path("/home/alice/trapped").exists, bool)
+    (unit,) = scopes()
+    assert "remote-fs.target" in systemctl("show", unit, "--property=After"), "homes go last"
+    # As a shutdown does, which stops all at once.
+    systemctl("stop", "rlqd.service", "rlq.slice")
+    systemctl("start", "rlqd.service")
+    assert seen.read_text() == "gone\n"
+    assert booted.ended(first).state is JobState.NODE_FAIL
+    done = booted.ended(second)
+    assert (done.state, done.attempt) == (JobState.COMPLETED, 1)
+
+
 # ---- where no scope can be made ----------------------------------------------------
 
 

@@ -190,6 +190,11 @@ class Fences:
             *("--scope", "--quiet", "--collect", "--no-ask-password"),
             *(f"--slice={SLICE}", f"--unit={unit}", f"--description={description}"),
             "--property=Delegate=",
+            # At a shutdown the daemon goes first: it would start others in the place of jobs that
+            # are stopped.  A unit goes after those that it comes before.
+            "--property=Before=rlqd.service",
+            # And homes go last: jobs save what they have.
+            "--property=After=local-fs.target remote-fs.target autofs.service",
             *(f"--property={name}={value}" for name, value in scope_properties(limits).items()),
             "--",
         )

@@ -127,6 +127,8 @@ class ExitRecord:
     oom: str | None
     #: The limit of the job's own at which the kernel killed; None: the machine's, or not known.
     oom_limit_mib: int | None = None
+    #: Before that somebody asked the supervisor to stop it, and it was not the daemon.
+    stopped_by_others: bool = False
     #: When the command itself ended, Unix seconds.
     ended_at: float
     utime_s: float
@@ -350,6 +352,8 @@ class Processes:
 
     def terminate(self, handle: Handle) -> None:
         """SIGTERM to the command, then to what it leaves behind."""
+        # First: that the SIGTERM is ours.  Supervisors of older versions ignore it.
+        self._send(handle, signal.SIGUSR2)
         self._send(handle, signal.SIGTERM)
 
     def kill(self, handle: Handle) -> None:
@@ -519,6 +523,7 @@ class Processes:
             signal=record.get("signal"),
             oom=record.get("oom"),
             oom_limit_mib=record.get("oom_limit_mib"),
+            stopped_by_others=record.get("stopped_by_others") is True,
             ended_at=float(record.get("ended_at", 0.0)),
             utime_s=float(record.get("utime_s", 0.0)),
             stime_s=float(record.get("stime_s", 0.0)),

@@ -12,7 +12,8 @@ The rules, on top:
     RUNNING      --cancel, time limit, requeue-->  COMPLETING   Terminate, after the grace Kill
     RUNNING      --a higher priority--> COMPLETING, and PENDING again (core/preemption.py)
     RUNNING      --exited-->            COMPLETED, FAILED or OUT_OF_MEMORY
-    RUNNING      --lost-->              NODE_FAIL, or PENDING with --requeue
+    RUNNING      --lost, or stopped by others as at a shutdown-->  NODE_FAIL, or PENDING with
+                                        --requeue
     COMPLETING   --exited or lost-->    what it was stopped for: CANCELLED, TIMEOUT, PENDING
 
 A step takes all facts known at this moment and decides once.  A job that has ended leaves
@@ -703,10 +704,10 @@ class Scheduler:
         match job.state:
             case Starting() | Running() | Suspended():
                 # An exit may overtake the start: a short process.
-                self._to(job, _end_of(exit_))
+                self._ended_unasked(job, exit_)
             case Completing(pid=None, cause=Cause.START_TIMED_OUT):
                 # It had started after all, was told nothing, and came to its own end.
-                self._to(job, _end_of(exit_))
+                self._ended_unasked(job, exit_)
             case Completing():
                 self._finish_stop(job, exit_, "")
             case Pending():
@@ -715,6 +716,17 @@ class Scheduler:
                 raise AssertionError(f"{job} is still in memory")
             case _:
                 assert_never(job.state)
+
+    def _ended_unasked(self, job: Job, exit_: Exit) -> None:
+        if not exit_.stopped_by_others or exit_.code == 0:
+            self._to(job, _end_of(exit_))
+        elif job.spec.requeue:
+            # Not at once: this may be a shutdown, which would stop it again.
+            not_before = Instant(self.now + self.policy.launch_retry_delay_ms)
+            self._to(job, Pending(self.now, not_before=not_before))
+        else:
+            reason = "it was stopped from outside rlqd, as at a shutdown"
+            self._to(job, Finished(Outcome.NODE_FAIL, exit_, reason))
 
     def _lost(self, job: Job, reason: str) -> None:
         match job.state:

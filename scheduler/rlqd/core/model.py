@@ -94,6 +94,8 @@ class Exit:
     oom: str | None = None  # "gpu" or "host"
     #: The limit of its own that it reached; None: the machine's memory, or not known.
     oom_limit_mib: int | None = None
+    #: Somebody else than rlqd had asked it to stop: systemd, at a shutdown.
+    stopped_by_others: bool = False
 
 
 # A state holds exactly the data that is valid in it: no `pid` on a queued job.

@@ -247,5 +247,6 @@ def _exited(now: model.Instant, record: processes.ExitRecord) -> model.ProcessEx
         signal=record.signal,
         oom=record.oom,
         oom_limit_mib=record.oom_limit_mib,
+        stopped_by_others=record.stopped_by_others,
     )
     return model.ProcessExited(now, model.JobId(record.job), record.attempt, exit_)

@@ -44,8 +44,9 @@ def _waiting_reason(
     if state.after is not None:
         return _after_words(state.after)
     if not core.is_waiting(job):
+        why = "its launch failed" if state.launch_failures else "it was stopped from outside"
         left_s = max(0, state.not_before - core.now) / 1000
-        return f"its launch failed; the next try is in {format_duration(left_s)}"
+        return f"{why}; the next try is in {format_duration(left_s)}"
     if core.closed:
         return core.closed
     if plan is None:

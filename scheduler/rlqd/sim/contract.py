@@ -181,6 +181,8 @@ class Contract:
     begun: set[tuple[JobId, int]] = field(default_factory=set[tuple[JobId, int]])
     #: Came to their own end, unasked: run again only if somebody asks.
     done: set[JobId] = field(default_factory=set[JobId])
+    #: Stopped by others, as at a shutdown, before they were done; what became of them is due.
+    stopped: set[JobId] = field(default_factory=set[JobId])
     #: Somebody asked for another run since the last launch.
     again: set[JobId] = field(default_factory=set[JobId])
     left_at: dict[GpuId, Instant] = field(default_factory=dict[GpuId, Instant])
@@ -276,7 +278,8 @@ class Contract:
                     if by is not None and all(a.preempted_by != by for a in self.alive.values()):
                         self.cleared_for[by] = Instant(now + SLACK_MS)
                     if isinstance(event, ProcessExited) and attempt.warned_at is None:
-                        self.done.add(job_id)
+                        is_stopped = event.exit.stopped_by_others and event.exit.code != 0
+                        (self.stopped if is_stopped else self.done).add(job_id)
                     for gpu in attempt.placement.gpus:
                         self.left_at[gpu] = now
             case _:
@@ -452,6 +455,8 @@ class Contract:
                 in_time = attempt.ran_ms >= attempt.spec.time_limit_ms
                 demand(in_time, f"its time limit counted while it was paused: {job.id}")
             attempt.stopping = isinstance(job.state, Completing)
+        if job.id in self.stopped and not isinstance(job.state, Completing):
+            self._was_stopped(job)
         match job.state:
             case Finished():
                 demand(job.id not in self.alive, f"ended with a live process: {job.id}")
@@ -471,6 +476,16 @@ class Contract:
                 self.paused.discard(job.id)
             case _:
                 self.waiting_since.pop(job.id, None)
+
+    def _was_stopped(self, job: Job) -> None:
+        self.stopped.discard(job.id)
+        if job.id in self.cancelled or job.id in self.again:
+            return
+        if job.spec.requeue:
+            demand(isinstance(job.state, Pending), f"stopped by others, not queued again: {job}")
+        else:
+            is_failed = isinstance(job.state, Finished) and job.state.outcome is Outcome.NODE_FAIL
+            demand(is_failed, f"stopped by others, and not the machine's fault: {job}")
 
     # ---- limits --------------------------------------------------------------------
 

@@ -178,6 +178,7 @@ class World:
 
     rng: random.Random = field(init=False)
     rng_after: random.Random = field(init=False)
+    rng_shutdown: random.Random = field(init=False)
     is_calm: bool = field(init=False)
     #: Jobs report their steps/s, and the guard backs off.
     trains: bool = field(init=False)
@@ -216,6 +217,7 @@ class World:
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
         self.rng_after = random.Random(f"after {self.seed}")
+        self.rng_shutdown = random.Random(f"shutdown of {self.seed}")
         self.is_calm = self.seed % 4 == 0
         self.trains = self.seed % 4 == 3
         self.preempts = self.seed % 8 == 0
@@ -535,7 +537,12 @@ class World:
 
     def _reboot(self) -> None:
         self._log_note("-- the machine reboots")
+        is_orderly = self.rng_shutdown.random() < 0.5
         for process in self.processes.values():
+            if is_orderly and process.alive and not process.ignores_sigterm:
+                code = self.rng_shutdown.choice([0, 1, 143, None])
+                signal = 15 if code is None else None
+                process.record = Exit(code=code, signal=signal, stopped_by_others=True)
             process.alive = False
         self._come_back(down_ms=self._ms(1_000, 60_000))
 
