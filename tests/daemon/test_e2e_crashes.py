@@ -22,7 +22,7 @@ from tests.support.rlqd import QUIET_CONFIG, Rlqd, configured
 from tests.support.waiting import wait_until
 
 from rlq.client import Client
-from rlq.errors import UnreachableError, UsageError
+from rlq.errors import UnavailableError, UnreachableError, UsageError
 from rlq.protocol.messages import Job
 from rlq.protocol.states import JobState
 
@@ -432,3 +432,47 @@ def test_a_queue_of_the_first_rlq_goes_on_where_it_was(tmp_path: Path) -> None:
         assert (before.number, before.state, before.exit_code) == (1, "FAILED", 3)
         assert client.submit(["true"], gpus=0) == 9
     assert (d.state_dir / "rlq.db.v2.bak").exists()
+
+
+CONTRADICTS = """
+from rlqd.__main__ import main
+from rlqd.core.machine import Scheduler
+from rlqd.shell import pump
+
+pump.DISTRUST_MS = 5_000
+start_what_fits = Scheduler._start_what_fits
+
+def contradict(self):
+    assert self.closed or all(spec.cores != 2 for spec in self._queue.groups), "a planted bug"
+    start_what_fits(self)
+
+Scheduler._start_what_fits = contradict
+main()
+"""
+
+
+def test_a_bug_in_the_scheduler_stops_neither_the_daemon_nor_the_queue_for_ever(
+    tmp_path: Path,
+) -> None:
+    daemon = Rlqd(tmp_path)
+    daemon.program = ("-c", CONTRADICTS)
+    with daemon as d:
+        client = d.client()
+        running = client.submit(SLEEP, gpus=0, cores=1)
+        d.until_state(client, running, JobState.RUNNING)
+        client.drain()
+        culprit = client.submit(["true"], gpus=0, cores=2)
+        good = client.submit(["true"], gpus=0, cores=1)
+        client.drain(on=False)
+
+        def cancelled() -> bool:
+            with contextlib.suppress(UnavailableError):
+                client.cancel(culprit)
+            return client.get(culprit).state is JobState.CANCELLED
+
+        wait_until(lambda: " ".join(client.status().problems), lambda said: "contradicted" in said)
+        wait_until(cancelled, bool)
+        d.until_state(client, good, JobState.COMPLETED)
+        assert client.get(running).state is JobState.RUNNING
+        assert not client.status().problems
+        assert "AssertionError: a planted bug" in d.log()

@@ -26,6 +26,8 @@ SEEDS = 200
 TESTS = {
     "hypothesis": "tests/core/test_scheduler_properties.py",
     "fairness": "tests/core/test_fairness.py",
+    "reservation": "tests/core/test_reservation.py",
+    "preemption": "tests/core/test_preemption.py",
 }
 
 
@@ -200,6 +202,7 @@ MUTANTS = [
         "machine.py",
         "early, late = Instant(ends_at - off_ms), Instant(ends_at + off_ms)",
         "early = late = Instant(ends_at + 20 * measured.left_ms)",
+        by="reservation",
     ),
     Mutant(
         "a job is preempted that was never said to resume",
@@ -236,6 +239,7 @@ MUTANTS = [
         "policy.py",
         "if made is not None or waits_ms ",
         "if waits_ms ",
+        by="preemption",
     ),
     Mutant(
         "the reservation goes while a GPU is read again",

@@ -4,7 +4,8 @@
 
 A turn that cannot commit changes nothing: the core is thrown away and rebuilt from the
 database, as after a restart, as soon as the disk takes rows again.  So "disk full" and "killed"
-are one code path (`_recover`), and it is exercised at every start.
+are one code path (`_recover`), and it is exercised at every start.  A core that contradicts itself
+takes it too, and for a while afterwards nothing new starts.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ R = TypeVar("R")
 
 #: How often a daemon that could not commit tries again.
 RETRY_MS = 2_000
+#: After the core has contradicted itself nothing new starts for so long.
+DISTRUST_MS = 60_000
 #: Free space of the state folder is looked at this often, and this little is too little.
 DISK_PERIOD_MS = 10_000
 DISK_MIB_MIN = 32
@@ -161,6 +164,8 @@ class Pump:
     _retry_at: int = 0
     _draining: bool = False
     _disk_is_full: bool = False
+    #: The core has contradicted itself; None: not lately.
+    _distrusted_until: int | None = None
     _disk_due: int = 0
     _database_due: int = 0
     _status_due: int = 0
@@ -321,7 +326,12 @@ class Pump:
         if not events and (wakeup is None or wakeup > now):
             return
         self.core.limits = self.limits.of(_submitters(asked), now)
-        actions = self.core.step(now, events)
+        try:
+            actions = self.core.step(now, events)
+        except Exception:
+            log.exception("the scheduler has contradicted itself: please report this")
+            self._distrust(now)
+            return
         self.views.invalidate()
         by_number = {one.change.number: one.change for one in asked}
         for action in actions:
@@ -336,17 +346,28 @@ class Pump:
                 self.stats.commits += 1
         except RlqError as error:
             # InternalError too: what the core decided is not on disk, whatever the reason.
-            self._break(error, now)
+            log.error("cannot write to the database: %s", error)
+            self._break(error.message, now)
             return
         for action in actions:
             self._carry_out(action)
 
     # ---- committing ----------------------------------------------------------------
 
-    def _break(self, error: RlqError, now: model.Instant) -> None:
+    def _distrust(self, now: model.Instant) -> None:
+        """A bug of ours.  Were it to end the daemon, its successor could meet the same facts and
+        end too, and the queue be gone until somebody finds out which job it is.  So the step did
+        not happen, and starting, which is most of what there is to decide, is left for a while:
+        the job can be cancelled or held meanwhile."""
+        self._distrusted_until = now + DISTRUST_MS
+        # What it has in memory alone may be what is wrong.
+        self.core = Scheduler(now=now)
+        self._break("the scheduler has contradicted itself; rlqd's log says how", now)
+        self.ledger.load_use(self.core, now)
+
+    def _break(self, why: str, now: model.Instant) -> None:
         """Nothing of this step is on disk: stop deciding until the disk takes rows again."""
-        log.error("cannot write to the database: %s", error)
-        self._broken = error.message
+        self._broken = why
         self._retry_at = now + RETRY_MS
         self._facts.clear()
         self.attempts.forget()
@@ -370,7 +391,7 @@ class Pump:
             self._facts.clear()
             self.attempts.forget()
             return
-        log.info("the database can be written to again")
+        log.info("changes are taken again")
         self._broken = ""
 
     # ---- effects -------------------------------------------------------------------
@@ -756,6 +777,11 @@ class Pump:
             problems.append(
                 f"less than {DISK_MIB_MIN} MiB is free for {self.state_dir}: nothing new starts"
             )
+        if self._distrusted_until is not None:
+            problems.append(
+                "the scheduler has contradicted itself: nothing new starts for a minute;"
+                " rlqd's log says more"
+            )
         if lacking := self.fences.lacking():
             problems.append(f"jobs start without limits: {lacking}")
         gpus = self.sampler.gpus()
@@ -869,6 +895,9 @@ class Pump:
             self._database_due = now + DATABASE_PERIOD_MS
             self._look_at_database(now)
         self.fences.look()
+        if self._distrusted_until is not None and now >= self._distrusted_until:
+            self._distrusted_until = None
+            self._tell_admission(now)
         if now >= self._disk_due:
             self._disk_due = now + DISK_PERIOD_MS
             self._look_at_disk(now)
@@ -900,7 +929,8 @@ class Pump:
         if not self.server.listening():
             raise lost
         if not self._broken:
-            self._break(lost, now)
+            log.error("cannot write to the database: %s", lost)
+            self._break(lost.message, now)
 
     def _look_at_disk(self, now: model.Instant) -> None:
         try:
@@ -925,6 +955,8 @@ class Pump:
             reason = "the queue is draining (`rlq drain --off` ends it)"
         elif self._disk_is_full:
             reason = "the disk of the daemon's state folder is full"
+        elif self._distrusted_until is not None:
+            reason = "the scheduler has contradicted itself, and is tried again in a minute"
         self._facts.append(model.AdmissionSet(now, reason))
 
     def _take_signals(self) -> None:
