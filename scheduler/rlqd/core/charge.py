@@ -20,6 +20,7 @@ STABLE_MEM_PCT = 5
 STABLE_SM_PCT = 10
 #: Fewer readings than this say nothing about stability.
 READINGS_MIN = 5
+NOTHING_LEARNED = LearnedPeak(signature="", mem_mib=0, at=Instant(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,29 +49,41 @@ def need_on(
 
     What was learned is never more than an empty machine has: it ran here before.
     """
-    mem_most = facts.mem_mib_total - policy.mem_mib_reserve
+    cores, mem_mib = host_amounts_of(spec, facts, policy, learned)
     totals = [g.mem_mib_total for g in facts.gpus if g.mem_mib_total is not None]
     gpu_mem_most = max(totals, default=0) - policy.gpu_mem_mib_reserve
-
-    def amount(declared: int | None, peak: int, most: int, default: int) -> int:
-        return declared or (max(1, min(_with_margin(peak, policy), most)) if peak else default)
-
-    peak = learned or LearnedPeak(signature="", mem_mib=0, at=Instant(0))
+    peak = learned or NOTHING_LEARNED
     charge = Charge(
-        cores=spec.cores or policy.cores_default,
-        mem_mib=amount(spec.mem_mib, peak.mem_mib, mem_most, policy.mem_mib_default),
-        gpu_mem_mib=amount(
-            spec.gpu_mem_mib, peak.gpu_mem_mib, gpu_mem_most, policy.gpu_mem_mib_default
-        )
+        cores=cores,
+        mem_mib=mem_mib,
+        gpu_mem_mib=spec.gpu_mem_mib
+        or _expected(peak.gpu_mem_mib, gpu_mem_most, policy.gpu_mem_mib_default, policy)
         if gpus
         else 0,
-        sm_pct=amount(spec.sm_pct, peak.sm_pct, policy.sm_pct_limit, policy.sm_pct_default)
+        sm_pct=spec.sm_pct
+        or _expected(peak.sm_pct, policy.sm_pct_limit, policy.sm_pct_default, policy)
         if gpus
         else 0,
     )
     return Need(
         gpus=gpus, charge=charge, exclusive=spec.exclusive, sm_is_guessed=spec.sm_pct is None
     )
+
+
+def host_amounts_of(
+    spec: JobSpec, facts: MachineFacts, policy: Policy, learned: LearnedPeak | None
+) -> tuple[int, int]:
+    """Cores and MiB of host memory: wherever it runs, the same."""
+    peak = learned or NOTHING_LEARNED
+    mem_most = facts.mem_mib_total - policy.mem_mib_reserve
+    return (
+        spec.cores or policy.cores_default,
+        spec.mem_mib or _expected(peak.mem_mib, mem_most, policy.mem_mib_default, policy),
+    )
+
+
+def _expected(peak: int, most: int, default: int, policy: Policy) -> int:
+    return max(1, min(_with_margin(peak, policy), most)) if peak else default
 
 
 def _with_margin(amount: int, policy: Policy) -> int:

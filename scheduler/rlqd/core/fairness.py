@@ -321,16 +321,20 @@ class Ranking:
         return float(2.0 ** -self.level(user))
 
     def score(self, user: int, job_id: JobId) -> Score:
-        policy = self._policy
-        waited = min(max(0, self.now - self._since[job_id]), policy.age_max_ms)
-        return Score(
-            age=policy.age_weight * waited // policy.age_max_ms, share=self._points_of(user)[0]
-        )
+        return Score(age=self._age(job_id), share=self._points_of(user)[0])
 
     def key(self, user: int, job_id: JobId) -> tuple[int, int]:
         """Lower goes first.  Of two whose scores are alike, who has had less of a fair part:
         far beyond it all factors are near 0."""
-        return (-self.score(user, job_id).total, self._points_of(user)[1])
+        share, level = self._points_of(user)
+        return (-self._age(job_id) - share, level)
+
+    def _age(self, job_id: JobId) -> int:
+        policy = self._policy
+        if not policy.age_weight:
+            return 0
+        waited = min(max(0, self.now - self._since[job_id]), policy.age_max_ms)
+        return policy.age_weight * waited // policy.age_max_ms
 
     def _points_of(self, user: int) -> tuple[int, int]:
         if (known := self._points.get(user)) is None:

@@ -292,22 +292,27 @@ class Scheduler:
         """What jobs of its signature were measured at."""
         return self.peaks.get(spec.signature, self.now)
 
-    def room(self) -> Room | None:
-        """What is left for one more job; None: the machine has not been read, or too long ago."""
+    def room(self, holdings: Sequence[Holding] | None = None) -> Room | None:
+        """What is left for one more job; None: the machine has not been read, or too long ago.
+
+        Args:
+            holdings: if they are known already.
+        """
         if self.facts is None or self.now - self.facts.taken_at > self.policy.stale_ms:
             return None
         fresh_after = {
             gpu.id: max(self._born_at, self._gpus_fresh_after.get(gpu.id, Instant(0)))
             for gpu in self.facts.gpus
         }
-        return measure(self.now, self.facts, self.holdings(), fresh_after, self.policy)
+        held = self.holdings() if holdings is None else holdings
+        return measure(self.now, self.facts, held, fresh_after, self.policy)
 
     def plan(self) -> Plan | None:
         """What would start now and why the rest waits; None: nothing may be decided now."""
-        room = self.room()
+        holdings = self.holdings()
+        room = self.room(holdings)
         if room is None or self.facts is None:
             return None
-        holdings = self.holdings()
         scene = policies.Scene(
             now=self.now,
             facts=self.facts,
@@ -386,7 +391,9 @@ class Scheduler:
                     self._launch_failed(job, event)
             case ProcessExited(exit=exit_, ago_ms=ago_ms):
                 if job := self._current(event):
-                    self._count(job, Instant(self.now - ago_ms), is_last=True)
+                    if placement_of(job.state) is not None:
+                        self._count(job, self._holding(job), Instant(self.now - ago_ms))
+                        self.fairness.stop(job.id, self.now)
                     self._exited(job, exit_)
             case ProcessLost(reason=reason):
                 if job := self._current(event):
@@ -642,17 +649,13 @@ class Scheduler:
                 footprint.add(facts.taken_at, measured, self.policy, is_on_gpu=on_gpu)
         holdings = self.holdings()
         for holding in holdings:
-            self._count(self.jobs[holding.job_id], self.now)
+            self._count(self.jobs[holding.job_id], holding, self.now)
         Crowd.of(holdings, facts).observe(self.now, self.guard)
 
-    def _count(self, job: Job, until: Instant, *, is_last: bool = False) -> None:
+    def _count(self, job: Job, holding: Holding, until: Instant) -> None:
         """Charge its user for what it has held."""
-        if placement_of(job.state) is None:
-            return
         begun = job.state.since if isinstance(job.state, Running) else None
-        self.fairness.count(self._holding(job), begun, until)
-        if is_last:
-            self.fairness.stop(job.id, self.now)
+        self.fairness.count(holding, begun, until)
 
     def _started(self, job: Job, pid: int) -> None:
         match job.state:
@@ -905,10 +908,10 @@ class Scheduler:
         self._reserve_at = None
         if self.closed or not self._queue.size:
             return
-        users = len(self._queue.users())
+        users = self._queue.users_count
         while (plan := self.plan()) is not None:
             self._start(plan)
-            is_settled = plan.reservation is not None and len(self._queue.users()) == users
+            is_settled = plan.reservation is not None and self._queue.users_count == users
             if not plan.starts or is_settled or (users == 1 and not self.limits):
                 break
             # What was given has changed who is first, or who is at a limit: those who wait are
@@ -1005,7 +1008,7 @@ class Scheduler:
         if released is None and placement_of(state) is not None:
             self.fairness.began(job.id, self.now)
         if released is not None and placement_of(state) is None:
-            self._count(before, self.now)
+            self._count(before, self._holding(before), self.now)
             self.fairness.left(job.id)
             self._released(before, released)
         if isinstance(state, Finished):

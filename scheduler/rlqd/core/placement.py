@@ -46,7 +46,8 @@ class NoRoom:
 
 
 def place(need: Need, room: Room, policy: Policy, judge: Judge = admit_all) -> Placement | NoRoom:
-    host = [*host_amounts_short(need, room), *_host_taken(need, room)]
+    amounts = host_amounts_short(need.charge.cores, need.charge.mem_mib, room)
+    host = [*amounts, *_host_taken(need, room)]
     if need.gpus == 0:
         short = host or _throughput(judge(None), None)
         if short:
@@ -104,27 +105,27 @@ def _throughput(verdict: Verdict, gpu: GpuId | None) -> list[Shortage]:
     ]
 
 
-def host_amounts_short(need: Need, room: Room) -> list[Shortage]:
+def host_amounts_short(cores: int, mem_mib: int, room: Room) -> list[Shortage]:
     """Cores and host memory of which there is not enough: then no device can help."""
     short: list[Shortage] = []
     cores_free = max(0, min(room.cores_usable, len(room.cores_free)))
-    if need.charge.cores > cores_free:
+    if cores > cores_free:
         short.append(
             Shortage(
                 resource="cores",
                 unit="cores",
-                need=need.charge.cores,
+                need=cores,
                 free=cores_free,
                 total=len(room.cores),
                 kept=room.cores_kept,
             )
         )
-    if need.charge.mem_mib > room.mem_mib:
+    if mem_mib > room.mem_mib:
         short.append(
             Shortage(
                 resource="host memory",
                 unit="MiB",
-                need=need.charge.mem_mib,
+                need=mem_mib,
                 free=max(0, room.mem_mib),
                 total=room.mem_mib_total,
                 kept=room.mem_kept,

@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlqd.core.calendar import Calendar, Outlook
-from rlqd.core.charge import Need, need_of, need_on
+from rlqd.core.charge import Need, host_amounts_of, need_of, need_on
 from rlqd.core.cores import doublings, variant, worth
 from rlqd.core.crowd import Crowd, Device
 from rlqd.core.fairness import Capacity, Ranking
@@ -303,7 +303,7 @@ def _without_a_look(scene: Scene, spec: JobSpec, room: Room) -> list[Shortage]:
     it would run makes no difference to this part of its need.
     """
     learned = scene.peaks.get(spec.signature, scene.now)
-    return host_amounts_short(need_of(spec, scene.facts, scene.policy, learned), room)
+    return host_amounts_short(*host_amounts_of(spec, scene.facts, scene.policy, learned), room)
 
 
 def choose(

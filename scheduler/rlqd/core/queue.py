@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rlqd.core.fairness import Ranking, Rate
@@ -34,9 +35,13 @@ def rank_of(spec: JobSpec, job_id: JobId) -> Rank:
 class WaitingQueue:
     groups: dict[JobSpec, list[JobId]] = field(default_factory=dict[JobSpec, list[JobId]])
     size: int = 0
+    #: How many groups each user has.
+    _groups_of: Counter[int] = field(default_factory=Counter[int])
 
     def add(self, spec: JobSpec, job_id: JobId) -> None:
         ids = self.groups.setdefault(spec, [])
+        if not ids:
+            self._groups_of[spec.user] += 1
         if ids and ids[-1] > job_id:
             insort(ids, job_id)
         else:
@@ -51,14 +56,21 @@ class WaitingQueue:
         self.size -= 1
         if not ids:
             del self.groups[spec]
+            self._groups_of[spec.user] -= 1
+            if not self._groups_of[spec.user]:
+                del self._groups_of[spec.user]
 
     def contains(self, spec: JobSpec, job_id: JobId) -> bool:
         ids = self.groups.get(spec, [])
         at = bisect_left(ids, job_id)
         return at < len(ids) and ids[at] == job_id
 
-    def users(self) -> set[int]:
-        return {spec.user for spec in self.groups}
+    def users(self) -> Iterable[int]:
+        return self._groups_of.keys()
+
+    @property
+    def users_count(self) -> int:
+        return len(self._groups_of)
 
     def ahead_of(
         self,
@@ -72,14 +84,14 @@ class WaitingQueue:
 
         Between users that depends on what each is given meanwhile, so it is played through.
         """
-        if len(self.users()) == 1:
+        if self.users_count == 1:
             return self._older(spec, job_id)
         higher = sum(
             len(ids) for other, ids in self.groups.items() if other.priority > spec.priority
         )
-        level = WaitingQueue({s: i for s, i in self.groups.items() if s.priority == spec.priority})
+        level = {s: ids for s, ids in self.groups.items() if s.priority == spec.priority}
         rates: dict[JobSpec, Rate] = {}
-        walk = level.in_order(ranking, promised)
+        walk = Walk(level, ranking, promised)
         for played, (other_id, other) in enumerate(walk):
             if other_id == job_id:
                 return higher + played
@@ -104,7 +116,7 @@ class WaitingQueue:
     def in_order(self, ranking: Ranking, promised: JobSpec | None = None) -> Walk:
         """`promised`: one job of this group goes first among those of its priority, whoever
         else has a better claim by now.  Of one user alone it changes nothing."""
-        return Walk(self, ranking, promised)
+        return Walk(self.groups, ranking, promised)
 
 
 class Walk:
@@ -115,10 +127,13 @@ class Walk:
     """
 
     def __init__(
-        self, queue: WaitingQueue, ranking: Ranking, promised: JobSpec | None = None
+        self,
+        groups: Mapping[JobSpec, list[JobId]],
+        ranking: Ranking,
+        promised: JobSpec | None = None,
     ) -> None:
         self._ranking = ranking
-        self._groups = list(queue.groups.items())
+        self._groups = list(groups.items())
         self._positions = [0] * len(self._groups)
         self._current = -1
         #: Each user's groups by rank.
@@ -127,12 +142,12 @@ class Walk:
             self._heaps.setdefault(spec.user, []).append((rank_of(spec, ids[0]), number))
         self._is_fair = len(self._heaps) > 1
         self._promised: int | None = None
-        if self._is_fair and promised is not None and promised in queue.groups:
+        if self._is_fair and promised is not None and promised in groups:
             self._promised = next(
                 n for n, (spec, _) in enumerate(self._groups) if spec == promised
             )
             self._heaps[promised.user].remove(
-                (rank_of(promised, queue.groups[promised][0]), self._promised)
+                (rank_of(promised, groups[promised][0]), self._promised)
             )
         for heap in self._heaps.values():
             heapq.heapify(heap)
