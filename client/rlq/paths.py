@@ -8,6 +8,10 @@ The socket, first match: the argument, RLQ_SOCKET, RUNTIME_DIRECTORY (daemon sid
 the state folder where one was chosen by hand, $XDG_RUNTIME_DIR/rlq, /tmp/rlq-UID.
 The state folder, first match: the argument, RLQ_STATE_DIR, STATE_DIRECTORY (systemd),
 $XDG_STATE_HOME/rlq, ~/.local/state/rlq.
+
+cron, su and some tmux sessions have no XDG_RUNTIME_DIR, so a client may look in another place
+than the daemon was started with: it then finds the daemon by the state folder, whose lock
+tells the socket.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from rlq.errors import UsageError
 
 SOCKET_NAME = "rlqd.sock"
 CONFIG_NAME = "rlqd.toml"
+LOCK_NAME = "rlqd.lock"
 #: sun_path holds 108 bytes, the last of them NUL.
 SOCKET_PATH_BYTES_MAX = 107
 
@@ -134,7 +139,7 @@ def daemon_paths(
         report_socket=check_socket_path(report_socket(listen)),
         database=state / "rlq.db",
         run_dir=state / "run",
-        lock=state / "rlqd.lock",
+        lock=state / LOCK_NAME,
         logs_dir=state / "logs",
     )
 
@@ -148,7 +153,7 @@ def candidate_sockets() -> list[Path]:
     """Where a client looks for a daemon, in this order.
 
     RLQ_SOCKET alone if set; else RLQ_STATE_DIR's socket alone if set; else the system's
-    daemon, then the user's.
+    daemon, then the user's; then where the daemon of the user's state folder says it is.
 
     Raises:
         UsageError: a path is too long, or the user's folder is not safe to talk through and
@@ -160,11 +165,35 @@ def candidate_sockets() -> list[Path]:
         return [check_socket_path(_absolute(chosen) / SOCKET_NAME)]
     system = system_socket()
     try:
-        return [system, user_socket(make=False)]
+        own = user_socket(make=False)
+        told = _told_socket(user_state_dir() / LOCK_NAME)
+        return [system, own] if told is None or told == own else [system, own, told]
     except UsageError:
         if system.exists():
             return [system]
         raise
+
+
+def _told_socket(lock: Path) -> Path | None:
+    """What the lock of a state folder says of the daemon that holds it, or held it last.
+
+    None: nothing, or nothing to rely on: it is another machine's (a home folder on NFS), or
+    others could have put a socket there.
+    """
+    try:
+        if lock.lstat().st_uid != os.geteuid():
+            return None
+        first, told = lock.read_bytes().split(b"\n")[:2]
+    except (OSError, ValueError):
+        return None
+    path = Path(os.fsdecode(told))
+    if first.split()[1:] != [os.fsencode(os.uname().nodename)] or not path.is_absolute():
+        return None
+    try:
+        _check_private(path.parent, tighten=False)
+        return check_socket_path(path)
+    except UsageError:
+        return None
 
 
 def check_socket_path(path: Path) -> Path:

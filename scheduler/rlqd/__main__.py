@@ -173,7 +173,7 @@ def _serve(
         # First of all: it rates the CPUs since it was made, and the first reading comes soon.
         host_monitor = host.HostMonitor()
         parts.callback(host_monitor.close)
-        parts.enter_context(lockfile.acquire(paths.lock))
+        parts.enter_context(lockfile.acquire(paths.lock, serves=paths.socket))
         store = parts.enter_context(Store(paths.database))
         fences = Fences(store.instance_id, enabled=config.enforce.mode != "off")
         found = fences.find()

@@ -11,6 +11,7 @@ import pytest
 
 from rlq import paths
 from rlq.errors import UsageError
+from rlqd.adapters import lockfile
 
 VARIABLES = (
     "RLQ_SOCKET",
@@ -103,6 +104,48 @@ def test_an_unsafe_user_folder_does_not_hide_the_system_daemon(
         paths.candidate_sockets()
     (tmp_path / "sys.sock").touch()
     assert paths.candidate_sockets() == [tmp_path / "sys.sock"]
+
+
+def note(tmp_path: Path, text: str) -> None:
+    lock = tmp_path / "home/.local/state/rlq/rlqd.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.write_text(text)
+
+
+def test_a_daemon_started_with_another_runtime_dir_is_found_by_its_state_folder(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """cron and su have no XDG_RUNTIME_DIR."""
+    served = paths.user_socket()
+    where = paths.daemon_paths()
+    where.make()
+    with lockfile.acquire(where.lock, serves=served):
+        assert paths.candidate_sockets() == [paths.system_socket(), served]
+        monkeypatch.delenv("XDG_RUNTIME_DIR")
+        elsewhere = paths.user_socket(make=False)
+        assert paths.candidate_sockets() == [paths.system_socket(), elsewhere, served]
+
+
+def test_a_lock_is_not_believed_that_tells_of_another_machine_or_an_open_folder(
+    runtime: Path, tmp_path: Path
+) -> None:
+    host = os.uname().nodename
+    usual = [paths.system_socket(), paths.user_socket()]
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    for text in (
+        "",
+        f"12 {host}\n",
+        f"12 elsewhere\n{tmp_path}/rlqd.sock\n",
+        f"12 {host}\nrlqd.sock\n",
+        f"12 {host}\n{tmp_path}/open/rlqd.sock\n",
+        f"12 {host}\n{tmp_path}/{'x' * 200}/rlqd.sock\n",
+        "\0\n\0\n",
+    ):
+        note(tmp_path, text)
+        assert paths.candidate_sockets() == usual
+    note(tmp_path, f"12 {host}\n{tmp_path}/rlqd.sock\n")
+    assert paths.candidate_sockets() == [*usual, tmp_path / "rlqd.sock"]
 
 
 def test_rlq_socket_is_the_only_candidate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """One daemon per state folder.
 
 The lock is flock(2) on an open file: the kernel lets go of it when the daemon dies, however
-it dies, so there is no stale lock to clean up.  The pid in the file is for people only.  The
-file is never removed: somebody may be waiting on the one that is there.
+it dies, so there is no stale lock to clean up.  The pid in the file is for people only; the
+socket's path on its second line is for clients that look elsewhere (`rlq.paths`).  The file is
+never removed: somebody may be waiting on the one that is there.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Lock:
         self.release()
 
 
-def acquire(path: Path) -> Lock:
-    """Take the lock without waiting.
+def acquire(path: Path, *, serves: Path | None = None) -> Lock:
+    """Take the lock without waiting.  `serves`: the socket on which the holder answers.
 
     Raises:
         UnavailableError: another process holds it (the message names its pid), or the file
@@ -65,7 +66,8 @@ def acquire(path: Path) -> Lock:
     os.ftruncate(fd, 0)
     with contextlib.suppress(OSError):  # a full disk: the lock itself is held, and needs no room
         # The host's name is for state folders that several machines mount.
-        os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+        note = f"{os.getpid()} {socket.gethostname()}\n"
+        os.pwrite(fd, note.encode() + (os.fsencode(serves) + b"\n" if serves else b""), 0)
     return Lock(path, fd)
 
 
@@ -95,5 +97,6 @@ def _held(path: Path, holder: list[str]) -> UnavailableError:
     where = f" on {host}" if host and host != socket.gethostname() else ""
     return UnavailableError(
         f"an rlqd already runs on the state folder {path.parent} (pid {pid}{where})",
-        hint="use it, stop it with `rlq daemon stop`, or choose another folder with --state-dir",
+        hint=f"use it, stop it with `rlq daemon stop` (should it not answer: `kill {pid}`; running"
+        " jobs run on), or choose another folder with --state-dir",
     )
