@@ -23,7 +23,7 @@ from rlqd.core.model import JobId, JobSpec
 #: Lower goes first.
 Rank = tuple[int, JobId]
 #: `ahead_of` plays through so many starts; whoever is further back is told by age.
-PLAYED_MAX = 10_000
+PLAYED_MAX = 1_000
 
 
 def rank_of(spec: JobSpec, job_id: JobId) -> Rank:
