@@ -203,6 +203,26 @@ def test_nothing_new_starts_where_a_job_is_paused() -> None:
     assert (verdict.because, verdict.jobs, verdict.better) == ("paused", 3, 2)
 
 
+def test_what_rlqd_paused_makes_way_for_a_higher_priority() -> None:
+    lab = Lab(policy=replace(EXACT, preemption=True))
+    ids = lab.crowded(*[sac(preemptible=True)] * 3)
+    assert lab.paused() == ids[2:]
+    (urgent,) = lab.submit(sac(exclusive=True, priority=1))
+    assert [i for i in ids if isinstance(lab.state(i), Completing)] == ids
+    for job_id in ids:
+        lab.exit(job_id)
+    lab.watch(1)
+    assert urgent in lab.at_work()
+
+
+def test_what_a_user_paused_makes_way_for_nobody() -> None:
+    lab = Lab(policy=replace(EXACT, preemption=True))
+    (job,) = lab.run(sac(preemptible=True))
+    lab.pause(job)
+    lab.submit(sac(exclusive=True, priority=1))
+    assert isinstance(lab.state(job), Suspended)
+
+
 def test_a_user_who_lets_it_go_on_is_obeyed_for_good() -> None:
     lab = Lab()
     *_, third = lab.crowded(sac(), sac(), sac())

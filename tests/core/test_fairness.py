@@ -321,6 +321,32 @@ def test_a_higher_priority_takes_the_reservation() -> None:
     assert reserved_for(desk) == urgent
 
 
+def test_a_reservation_that_was_used_is_not_had_again() -> None:
+    desk = Desk()
+    (eve,) = desk.run(spec(user=EVE, cores=2))
+    (big,) = desk.submit(spec(user=ADA, cores=8))
+    desk.sample(after=EXACT.reserve_after_ms)
+    assert reserved_for(desk) == big
+    desk.exit(eve)
+    desk.sample()
+    desk.start(big)
+    desk.sample(after=DAY_MS)
+    (bobs,) = desk.submit(spec(user=BOB, cores=8))
+    desk.requeue(big)
+    desk.exit(big)
+    desk.sample()
+    assert bobs in desk.running()
+
+
+def test_who_holds_a_job_gives_up_its_reservation() -> None:
+    desk = Desk()
+    desk.run(spec(user=EVE, cores=2))
+    (big,) = desk.submit(spec(user=ADA, cores=8))
+    desk.sample(after=EXACT.reserve_after_ms)
+    desk.hold(big)
+    assert desk.core.promised is None
+
+
 # ---- how many are ahead ------------------------------------------------------------
 
 

@@ -207,8 +207,8 @@ MUTANTS = [
     Mutant(
         "a job is preempted that was never said to resume",
         "machine.py",
-        "if not (may_be and job.spec.preemptible and isinstance(job.state, Running)):",
-        "if not (may_be and isinstance(job.state, Running)):",
+        "if not (self.policy.preemption and job.spec.preemptible):",
+        "if not self.policy.preemption:",
     ),
     Mutant(
         "jobs of one priority preempt each other",

@@ -265,10 +265,15 @@ class Scheduler:
         )
 
     def _yields_above(self, job: Job) -> int | None:
-        may_be = self.policy.preemption
-        if not (may_be and job.spec.preemptible and isinstance(job.state, Running)):
+        if not (self.policy.preemption and job.spec.preemptible):
             return None
-        ran_ms = self.now - job.state.since
+        match job.state:
+            case Running(since=since):
+                ran_ms = self.now - since
+            case Suspended(ran_ms=ran_ms, backed_off=BackedOff()):
+                pass
+            case _:
+                return None
         is_exempt = job.attempt > 1 and ran_ms < self.policy.preempt_exempt_ms
         return None if is_exempt else job.spec.priority
 
@@ -946,7 +951,7 @@ class Scheduler:
 
     def _preempt(self, job: Job, by: JobId) -> None:
         state = job.state
-        assert isinstance(state, Running), job
+        assert isinstance(state, Running | Suspended), job
         kill_at = Instant(self.now + job.spec.grace_ms)
         self._to(
             job,
@@ -1003,6 +1008,8 @@ class Scheduler:
         """The one place where a job changes."""
         before = self.jobs[job.id]
         self._leave(before)
+        if job.id == self.promised and not _is_in_line(state):
+            self.promised = None
         released = placement_of(before.state)
         after = replace(job, state=state)
         if released is None and placement_of(state) is not None:
@@ -1117,6 +1124,11 @@ def _device_of(placement: Placement) -> Device:
 
 def _backed_off(job: Job) -> BackedOff | None:
     return job.state.backed_off if isinstance(job.state, Suspended) else None
+
+
+def _is_in_line(state: State) -> bool:
+    """It may start, or tries to."""
+    return isinstance(state, Starting) or (isinstance(state, Pending) and not state.held)
 
 
 def _cancelled(by: str) -> str:

@@ -7,7 +7,8 @@ goes on where it was when it is run again.  Then:
   order that changes by itself, such as age;
 * only if it starts then: with room, and by the throughput guard's word too.  A victim whose end
   leads to nothing is none;
-* as few as possible, then the youngest, which lose the least;
+* as few as possible, then the youngest, which lose the least; before them those that rlqd has
+  paused (core/backoff.py), as nothing new starts beside one; never one that a user has paused;
 * while jobs that were asked to stop are still there, they count as gone: nobody is stopped for
   what is on its way;
 * a job that was started again is left alone for `preempt_exempt_ms`: it gets somewhere before it
