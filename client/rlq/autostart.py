@@ -15,7 +15,8 @@ from rlq.errors import UnavailableError, UnreachableError, UsageError
 from rlq.transport import is_answering
 
 START_TIMEOUT_S = 15.0
-REFUSED_GRACE_S = 2.0
+#: Longer than a daemon takes to notice that its socket was removed, and to put it back.
+REFUSED_GRACE_S = 4.0
 LOG_NAME = "rlqd.log"
 #: What rlqd begins the sentence with that says why it ends.
 ERROR_PREFIX = "rlqd: error: "

@@ -88,6 +88,15 @@ def test_with_its_socket_gone_too_the_daemon_ends(tmp_path: Path) -> None:
         assert "was removed while rlqd runs" in d.log()
 
 
+def test_with_its_socket_gone_alone_the_daemon_is_found_again(tmp_path: Path) -> None:
+    """$XDG_RUNTIME_DIR is removed at the end of a user's last session."""
+    with Rlqd(tmp_path) as d:
+        d.socket.unlink()
+        wait_until(d.socket.exists, bool)
+        assert d.rlq("submit", "--", "true").stdout == "1\n"
+        assert d.client().status().problems == ()
+
+
 @pytest.fixture
 def failing_disk(tmp_path: Path) -> Iterator[Callable[[], None]]:
     """`tmp_path / "disk"`, which turns read-only as a failing disk does: by the kernel's own will,

@@ -215,3 +215,14 @@ def test_a_dead_socket_is_replaced_and_anything_else_is_left_alone(tmp_path: Pat
         ReportSocket(tmp_path / "none" / "r.sock")
     with pytest.raises(UnavailableError, match="cannot listen"):
         ReportSocket(tmp_path / ("x" * 120))
+
+
+def test_a_removed_socket_file_is_put_back(reports: ReportSocket) -> None:
+    reports.path.unlink()
+    polled = reports.fileno()
+    reports.listen_again()
+    assert reports.fileno() == polled
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as late:
+        late.sendto(changed(step=9), str(reports.path))
+    assert select.select([reports], [], [], 20)[0]
+    assert [report.step for report in reports.receive()] == [9]

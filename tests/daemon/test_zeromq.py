@@ -7,6 +7,7 @@ import os
 import platform
 import random
 import select
+import shutil
 import socket
 import stat
 import struct
@@ -527,3 +528,38 @@ def test_a_removed_socket_file_is_noticed(server: Server) -> None:
     assert server.listening()
     server.path.unlink()
     assert not server.listening()
+
+
+def test_a_removed_socket_file_is_put_back_and_who_is_connected_stays(
+    path: Path, dial: Callable[[Path], zmq.Socket[bytes]]
+) -> None:
+    folder = path.parent / "run"
+    folder.mkdir()
+    with Server(folder / "q.sock") as server:
+
+        def heard() -> Received:
+            assert server.socket.poll(20_000)
+            [message] = server.receive()
+            return message
+
+        early = dial(server.path)
+        early.send(b"before")
+        route = heard().route
+        assert not server.listen_again()
+        shutil.rmtree(folder)
+        assert server.listen_again()
+        assert server.listening()
+        assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        early.send(b"after")
+        assert heard().route == route
+        assert_serves(server, dial)
+    assert not server.path.exists()
+
+
+def test_what_somebody_else_put_in_a_removed_sockets_place_is_left_alone(server: Server) -> None:
+    server.path.unlink()
+    server.path.write_text("precious")
+    assert not server.listen_again()
+    assert not server.listening()
+    assert server.path.read_text() == "precious"

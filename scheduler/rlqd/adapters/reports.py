@@ -13,6 +13,7 @@ not such a datagram is dropped and counted.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
@@ -76,24 +77,39 @@ class ReportSocket:
         self.path = path
         #: Datagrams thrown away since the start.
         self.dropped = 0
-        self._socket = socket.socket(
-            socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-        )
-        # Before bind: the kernel notes the sender as the datagram is queued, not as it is read.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        before = os.umask(0o777 & ~mode)
+        self._mode = mode
         try:
             if stat.S_ISSOCK(path.lstat().st_mode if path.exists() else 0):
                 path.unlink()
-            self._socket.bind(str(path))
+            self._socket = self._bound()
         except OSError as error:
-            self._socket.close()
             raise UnavailableError(
                 f"cannot listen on {path}: {error.strerror or error}",
                 hint="choose another path with --socket or RLQ_SOCKET",
             ) from error
+
+    def _bound(self) -> socket.socket:
+        made = socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
+        # Before bind: the kernel notes the sender as the datagram is queued, not as it is read.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        before = os.umask(0o777 & ~self._mode)
+        try:
+            made.bind(str(self.path))
+        except OSError:
+            made.close()
+            raise
         finally:
             os.umask(before)
+        return made
+
+    def listen_again(self) -> None:
+        """Put the socket's file back if it was removed, under the same descriptor."""
+        if os.path.lexists(self.path):
+            return
+        with contextlib.suppress(OSError), self._bound() as made:
+            os.dup2(made.fileno(), self._socket.fileno(), inheritable=False)
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -116,18 +116,23 @@ class Server:
         self._per_user: Counter[int] = Counter()
         self._told_at = -LOG_INTERVAL_S
         self._unread = Unread(self.socket, unread_bytes_max)
-        # The socket's file has its mode from the moment it exists: chmod after bind would
-        # leave a moment in which anybody can connect.
-        before = os.umask(0o777 & ~mode)
+        self._mode = mode
         try:
-            self.socket.bind(f"ipc://{path}")
-            self._inode = path.stat().st_ino
+            self._bind()
         except (zmq.ZMQError, OSError) as error:
             self._context.destroy(linger=0)
             raise UnavailableError(
                 f"cannot listen on {path}: {error.strerror}",
                 hint="choose another path with --socket or RLQ_SOCKET",
             ) from error
+
+    def _bind(self) -> None:
+        # The socket's file has its mode from the moment it exists: chmod after bind would
+        # leave a moment in which anybody can connect.
+        before = os.umask(0o777 & ~self._mode)
+        try:
+            self.socket.bind(f"ipc://{self.path}")
+            self._inode = self.path.stat().st_ino
         finally:
             os.umask(before)
 
@@ -212,6 +217,21 @@ class Server:
             return self.path.stat().st_ino == self._inode
         except OSError:
             return False
+
+    def listen_again(self) -> bool:
+        """Put the socket's file back if it was removed, and a folder that is its user's alone;
+        whether that was needed, and done.
+
+        Connections stay: to unbind the listener of the old file would end them, so it is kept.
+        """
+        if os.path.lexists(self.path):
+            return False
+        with contextlib.suppress(zmq.ZMQError, OSError):
+            if self._mode == 0o600 and not self.path.parent.exists():
+                self.path.parent.mkdir(mode=0o700)
+            self._bind()
+            return True
+        return False
 
     def close(self) -> None:
         """Send what is queued, for half a second at most, and remove the socket's file."""

@@ -925,12 +925,20 @@ class Pump:
         """Raises UnavailableError, which ends the daemon: its socket's file is gone as well, so
         that nobody could be told, and a successor may be serving already."""
         if (lost := self.store.lost()) is None:
+            self._listen_again()
             return
         if not self.server.listening():
             raise lost
         if not self._broken:
             log.error("cannot write to the database: %s", lost)
             self._break(lost.message, now)
+
+    def _listen_again(self) -> None:
+        """$XDG_RUNTIME_DIR goes with its user's last session, and /tmp has its cleaners: the
+        daemon and its jobs stay, and are to be found again when the user is back."""
+        if self.server.listen_again():
+            log.warning("%s was removed: it is there again", self.socket_path)
+        self.reports.listen_again()
 
     def _look_at_disk(self, now: model.Instant) -> None:
         try:
