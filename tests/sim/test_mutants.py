@@ -499,7 +499,7 @@ def test_every_planted_bug_is_caught(tmp_path: Path) -> None:
 
 
 def test_without_a_bug_nothing_is_caught(tmp_path: Path) -> None:
-    nothing = Mutant("none", "machine.py", "KILL_AGAIN_MS = 5_000", "KILL_AGAIN_MS = 5_001")
+    nothing = Mutant("none", "states.py", "KILL_AGAIN_MS = 5_000", "KILL_AGAIN_MS = 5_001")
     assert hunt(nothing, tmp_path) is None
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from itertools import pairwise
 
 from rlqd.core.charge import need_of
-from rlqd.core.machine import Scheduler, deadline_of, placement_of
+from rlqd.core.machine import Scheduler
 from rlqd.core.model import (
     After,
     Booking,
@@ -27,6 +27,7 @@ from rlqd.core.model import (
 )
 from rlqd.core.placement import NoRoom, Shortage
 from rlqd.core.policy import Reservation
+from rlqd.core.states import deadline_of, placement_of
 
 
 def check(scheduler: Scheduler) -> None:

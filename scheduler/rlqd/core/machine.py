@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from signal import Signals
 from typing import assert_never
 
 from rlqd.core import backoff
@@ -98,43 +97,24 @@ from rlqd.core.model import (
 from rlqd.core.policy import Plan
 from rlqd.core.queue import WaitingQueue
 from rlqd.core.room import Holding, Prediction, Room, is_impossible, measure
+from rlqd.core.states import (
+    KILL_AGAIN_MS,
+    SEVERAL,
+    backed_off_by,
+    deadline_of,
+    device_of,
+    end_of,
+    is_in_line,
+    known_end,
+    on_this_clock,
+    placement_of,
+    running_since,
+)
 
-#: SIGKILL is sent again this often until the process is reported gone.
-KILL_AGAIN_MS = 5_000
 #: How far off a prediction from a job's progress is taken to be, either way.
 PREDICTION_MARGIN_PCT = 10
 #: Specs of jobs that are gone are swept out once they are more than the others and this.
 SPECS_SPARE = 1_000
-
-
-def placement_of(state: State) -> Placement | None:
-    """What a job in this state holds."""
-    match state:
-        case Pending() | Finished():
-            return None
-        case Starting(placement=placement) | Running(placement=placement):
-            return placement
-        case Suspended(placement=placement) | Completing(placement=placement):
-            return placement
-        case _:
-            assert_never(state)
-
-
-def deadline_of(state: State) -> Instant | None:
-    """When this state needs a Tick if nothing else happens."""
-    match state:
-        case Pending(not_before=at):
-            return at
-        case Starting(deadline=at):
-            return at
-        case Running(deadline=at) | Completing(kill_at=at):
-            return at
-        case Suspended(backed_off=why):
-            return None if why is None else why.until
-        case Finished():
-            return None
-        case _:
-            assert_never(state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +179,7 @@ class Scheduler:
         scheduler = cls(policy=policy, now=now, _born_at=now)
         for job in rows:
             assert not isinstance(job.state, Finished), job
-            scheduler._enter(replace(job, state=_on_this_clock(now, job, policy)))
+            scheduler._enter(replace(job, state=on_this_clock(now, job, policy)))
         # An end and what it means to followers are one commit, so this is a damaged row.
         gone = scheduler._followers.keys() - scheduler.jobs.keys()
         scheduler._ended = dict.fromkeys(sorted(gone), Outcome.NODE_FAIL)
@@ -255,10 +235,10 @@ class Scheduler:
             charge=self.charge_of(job),
             exclusive=job.spec.exclusive,
             signature=policies.counted_as(job.spec, placement, self.policy),
-            since=_since(self.now, job),
-            ends_at=_known_end(self.now, job),
+            since=running_since(self.now, job),
+            ends_at=known_end(self.now, job),
             is_paused=isinstance(job.state, Suspended),
-            backed_off=_backed_off(job),
+            backed_off=backed_off_by(job),
             prediction=self._prediction(job, measured),
             yields_above=self._yields_above(job),
             is_leaving=isinstance(job.state, Completing),
@@ -727,7 +707,7 @@ class Scheduler:
 
     def _ended_unasked(self, job: Job, exit_: Exit) -> None:
         if not exit_.stopped_by_others or exit_.code == 0:
-            self._to(job, _end_of(exit_))
+            self._to(job, end_of(exit_))
         elif job.spec.requeue:
             # Not at once: this may be a shutdown, which would stop it again.
             not_before = Instant(self.now + self.policy.launch_retry_delay_ms)
@@ -798,7 +778,7 @@ class Scheduler:
                 self._to(job, replace(job.state, kill_at=kill_again_at))
                 self._out.append(Kill(job.id, job.attempt))
             case Suspended(placement=placement, backed_off=BackedOff()):
-                device = _device_of(placement)
+                device = device_of(placement)
                 assert device != SEVERAL, job
                 # The smallest number that was too many counts for all of them.
                 why = min((other for _, other in self._paused_on(device)), key=lambda w: w.jobs)
@@ -815,8 +795,8 @@ class Scheduler:
 
     def _back_off(self, *, was_read: bool) -> None:
         """core/backoff.py says why and whom."""
-        paused = [job for i in sorted(self._active) if _backed_off(job := self.jobs[i])]
-        for device in dict.fromkeys(_device_of(p) for j in paused if (p := placement_of(j.state))):
+        paused = [job for i in sorted(self._active) if backed_off_by(job := self.jobs[i])]
+        for device in dict.fromkeys(device_of(p) for j in paused if (p := placement_of(j.state))):
             assert device != SEVERAL
             here = self._paused_on(device)
             going_on = backoff.going_on(here, len(self._at_work_on(device)))
@@ -872,7 +852,7 @@ class Scheduler:
                 for job in at_work
                 if isinstance(job.state, Running)
                 and not (job.state.stays or job.spec.exclusive or job.spec.interactive)
-                and _device_of(job.state.placement) == device
+                and device_of(job.state.placement) == device
             ),
             self.now,
             self.guard.policy.pause_turn_ms,
@@ -887,7 +867,7 @@ class Scheduler:
         return [job for job in self._on(device) if not isinstance(job.state, Suspended)]
 
     def _paused_on(self, device: Device) -> list[tuple[JobId, BackedOff]]:
-        return [(job.id, why) for job in self._on(device) if (why := _backed_off(job))]
+        return [(job.id, why) for job in self._on(device) if (why := backed_off_by(job))]
 
     def _tell_followers(self) -> None:
         """A job that is cancelled here may have followers of its own: until all are told."""
@@ -1008,7 +988,7 @@ class Scheduler:
         """The one place where a job changes."""
         before = self.jobs[job.id]
         self._leave(before)
-        if job.id == self.promised and not _is_in_line(state):
+        if job.id == self.promised and not is_in_line(state):
             self.promised = None
         released = placement_of(before.state)
         after = replace(job, state=state)
@@ -1074,63 +1054,6 @@ class Scheduler:
             self._specs = {job.spec: job.spec for job in self.jobs.values()}
 
 
-def _on_this_clock(now: Instant, job: Job, policy: Policy) -> State:
-    def at_most(at: Instant, ms: int) -> Instant:
-        return min(at, Instant(now + ms))
-
-    match job.state:
-        case Pending(since=since, not_before=not_before):
-            not_before = at_most(not_before, policy.launch_retry_delay_ms)
-            return replace(job.state, since=min(since, now), not_before=not_before)
-        case Starting():
-            return replace(job.state, deadline=Instant(now + policy.launch_timeout_ms))
-        case Running(since=since, deadline=deadline, rested_at=rested_at):
-            limit = job.spec.time_limit_ms
-            if deadline is None or limit is None:
-                # The default limit has come or gone with the configuration: as it is now.
-                deadline = None if limit is None else Instant(now + limit)
-            else:
-                deadline = at_most(deadline, limit)
-            rested_at = None if rested_at is None else min(rested_at, now)
-            return replace(
-                job.state, since=min(since, now), deadline=deadline, rested_at=rested_at
-            )
-        case Completing(kill_at=kill_at):
-            kill_at = at_most(kill_at, max(job.spec.grace_ms, KILL_AGAIN_MS))
-            return replace(job.state, kill_at=kill_at)
-        case Suspended(left_ms=left_ms):
-            limit = job.spec.time_limit_ms
-            known = left_ms is not None and limit is not None
-            return replace(job.state, left_ms=left_ms if known else limit)
-        case Finished():
-            return job.state
-        case _:
-            assert_never(job.state)
-
-
-#: No device: a job on more than one is never paused by rlqd.
-SEVERAL = "several"
-
-
-def _device_of(placement: Placement) -> Device:
-    match placement.gpus:
-        case ():
-            return None
-        case (gpu,):
-            return gpu
-        case _:
-            return GpuId(SEVERAL)
-
-
-def _backed_off(job: Job) -> BackedOff | None:
-    return job.state.backed_off if isinstance(job.state, Suspended) else None
-
-
-def _is_in_line(state: State) -> bool:
-    """It may start, or tries to."""
-    return isinstance(state, Starting) or (isinstance(state, Pending) and not state.held)
-
-
 def _cancelled(by: str) -> str:
     return f"cancelled by {by}" if by else "cancelled"
 
@@ -1146,53 +1069,3 @@ class _Since(dict[JobId, Instant]):
         state = self._jobs[job_id].state
         assert isinstance(state, Pending)
         return state.since
-
-
-def _since(now: Instant, job: Job) -> Instant:
-    """Since when an attempt runs; one that has yet to start, since now."""
-    match job.state:
-        case Running(since=since):
-            return since
-        case Suspended() | Starting() | Completing():
-            return now
-        case Pending() | Finished():
-            raise AssertionError(f"{job} holds nothing")
-        case _:
-            assert_never(job.state)
-
-
-def _known_end(now: Instant, job: Job) -> Instant | None:
-    match job.state:
-        case Running(deadline=at):
-            return None if at is None else Instant(at + job.spec.grace_ms)
-        case Suspended():
-            return None
-        case Starting():
-            return policies.latest_end(now, job.spec)
-        case Completing(kill_at=at):
-            return max(at, now)
-        case Pending() | Finished():
-            raise AssertionError(f"{job} holds nothing")
-        case _:
-            assert_never(job.state)
-
-
-def _end_of(exit_: Exit) -> Finished:
-    if exit_.oom == "gpu":
-        return Finished(Outcome.OUT_OF_MEMORY, exit_, "ran out of GPU memory")
-    if exit_.oom == "host":
-        limit_mib = exit_.oom_limit_mib
-        at = "" if limit_mib is None else f": it reached its limit of {limit_mib} MiB"
-        return Finished(Outcome.OUT_OF_MEMORY, exit_, f"ran out of host memory{at}")
-    if exit_.signal is not None:
-        return Finished(Outcome.FAILED, exit_, f"killed by {_signal_name(exit_.signal)}")
-    if exit_.code == 0:
-        return Finished(Outcome.COMPLETED, exit_, "")
-    return Finished(Outcome.FAILED, exit_, f"exit code {exit_.code}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return Signals(number).name
-    except ValueError:
-        return f"signal {number}"

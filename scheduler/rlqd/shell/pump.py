@@ -38,7 +38,8 @@ from rlqd.adapters.systemd import Notifier
 from rlqd.adapters.zeromq import Received, Server
 from rlqd.config import Config
 from rlqd.core import model
-from rlqd.core.machine import Scheduler, placement_of
+from rlqd.core.machine import Scheduler
+from rlqd.core.states import placement_of
 from rlqd.shell import enforcing, launching, learning, rows, sampling, shares
 from rlqd.shell.accounts import Accounts, Peer, user_name
 from rlqd.shell.attempts import Attempts

@@ -16,7 +16,7 @@ from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.guard import Learned
 from rlqd.core.learned import LearnedPeak
-from rlqd.core.machine import placement_of
+from rlqd.core.states import placement_of
 from rlqd.shell.signature import learned_as, signature_of
 
 _STATES: dict[str, type[Any]] = {

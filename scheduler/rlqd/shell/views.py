@@ -29,8 +29,9 @@ from rlqd.config import Config
 from rlqd.core import model
 from rlqd.core.crowd import Crowd
 from rlqd.core.guard import ONE_JOB
-from rlqd.core.machine import Scheduler, placement_of
+from rlqd.core.machine import Scheduler
 from rlqd.core.policy import Plan
+from rlqd.core.states import placement_of
 from rlqd.fences import Enforcement, Means
 from rlqd.readings import GpuReading, GpusReading, HostReading
 from rlqd.shell import explaining, launching, rows
