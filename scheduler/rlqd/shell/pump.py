@@ -364,7 +364,8 @@ class Pump:
         # What it has in memory alone may be what is wrong.
         self.core = Scheduler(now=now)
         self._break("the scheduler has contradicted itself; rlqd's log says how", now)
-        self.ledger.load_use(self.core, now)
+        with contextlib.suppress(RlqError):
+            self.ledger.load_use(self.core, now)
 
     def _break(self, why: str, now: model.Instant) -> None:
         """Nothing of this step is on disk: stop deciding until the disk takes rows again."""
