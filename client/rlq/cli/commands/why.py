@@ -13,6 +13,7 @@ from rlq.cli.output import (
     Column,
     Row,
     clean,
+    folded,
     print_json,
     print_table,
     print_tsv,
@@ -34,7 +35,10 @@ def command(app: App, job: int) -> None:
         print_json(said)
         return
     now = time.time()
-    click.echo(clean(said.summary))
+    # Several limits may be reached: one a line.
+    for part in said.summary.split("; ") if said.limits else [said.summary]:
+        for line in folded(clean(part), 0):
+            click.echo(line)
     if said.jobs_ahead:
         click.echo(f"jobs before it: {said.jobs_ahead}")
     if said.reserved:
