@@ -891,7 +891,7 @@ def test_why_names_what_is_short_and_who_holds_it(daemon: FakeDaemon, invoke: In
 def test_why_says_each_limit_on_a_line_of_its_own(
     daemon: FakeDaemon, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = "alice has 2 of at most 2 running jobs", "group students " + "and so on " * 8
+    words = "alice has 2 of at most 2 running jobs", "group students" + " and so on" * 8
     reached = m.LimitReached(whose="alice", resource="jobs", unit="jobs", used=2, limit=2, need=1)
     daemon.answers[m.Why] = m.Explanation(
         id=2, state=JobState.PENDING, summary="; ".join(words), limits=(reached, reached)
