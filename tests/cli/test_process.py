@@ -482,3 +482,14 @@ def test_a_socket_named_by_hand_is_not_replaced_by_a_daemon_of_ones_own(
     done = run("list", "--socket", str(own_daemon / "rlqd.sock"))
     assert done.returncode == 6
     assert not (own_daemon / "starts").exists()
+
+
+def test_an_error_keeps_within_the_terminal_and_is_one_line_elsewhere(daemon: FakeDaemon) -> None:
+    words = ["list", "--state", "NONSENSE"]
+    whole = run(*words).stderr.splitlines()
+    assert max(map(len, whole)) > WIDTH, "or it shows nothing"
+    code, shown = run_on_terminal(*words, NO_COLOR="1")
+    assert code == 2
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert " ".join(lines) == " ".join(whole)

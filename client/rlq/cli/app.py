@@ -196,7 +196,7 @@ def note(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    note(f"{_styled('warning:', 'yellow')} {text}")
+    _say("warning:", "yellow", text)
 
 
 def fail_json(kind: str, message: str, hint: str | None) -> None:
@@ -208,10 +208,21 @@ def fail_json(kind: str, message: str, hint: str | None) -> None:
 
 def fail(message: str, hint: str | None, code: int) -> int:
     """Tell what went wrong; `code`."""
-    note(f"{_styled('error:', 'red')} {message}")
+    _say("error:", "red", message)
     if hint:
-        note(f"{_styled('hint:', 'cyan')} {hint}")
+        _say("hint:", "cyan", hint)
     return code
+
+
+def _say(label: str, colour: str, text: str) -> None:
+    from rlq.cli.output import folded
+
+    first, *more = (
+        part for line in f"{label} {text}".split("\n") for part in folded(line, 0, on_stderr=True)
+    )
+    note(_styled(label, colour) + first.removeprefix(label))
+    for line in more:
+        note(line)
 
 
 def _styled(text: str, colour: str) -> str:

@@ -179,9 +179,9 @@ def print_fields(fields: Iterable[tuple[str, str]]) -> None:
                 click.echo(f"{'':<{FIELD_INDENT}}{line}")
 
 
-def folded(text: str, indent: int) -> list[str]:
+def folded(text: str, indent: int, *, on_stderr: bool = False) -> list[str]:
     """Lines that fit a terminal beside `indent` columns; one line where nobody looks."""
-    if not stdout_is_terminal():
+    if not (is_terminal(sys.stderr) if on_stderr else stdout_is_terminal()):
         return [text]
     room = max(20, shutil.get_terminal_size().columns - indent)
     return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]

@@ -91,6 +91,8 @@ def print_job(
     attempts: Sequence[Attempt] = (),
 ) -> None:
     argv = job.argv if reveal else mask_argv(job.argv)
+    # The daemon's word for what it does not tell is no program's name.
+    command = "<hidden>" if job.argv == ("<hidden>",) else shlex.join(argv)
     state = job.state.value + (" (held)" if job.held and not job.state.is_final else "")
     ended = exit_word(job)
     if job.state.is_final and ended != "-":
@@ -103,7 +105,7 @@ def print_job(
             # The oldest first: what happened to it, in that order.
             ("by others", "\n".join(clean(act_in_words(act)) for act in reversed(acts))),
             ("user", clean(job.user)),
-            ("command", clean(shlex.join(argv))),
+            ("command", clean(command)),
             ("folder", clean(job.cwd)),
             ("log", clean(job.log_path)),
             ("submitted", moment(job.submitted_at or None, now)),
