@@ -329,7 +329,9 @@ def test_what_administrators_book_and_end_is_recorded(lab: Lab) -> None:
     lab.bookings.end(Unbook(claim=True), OTHER)
     lab.bookings.end(Unbook(claim=True, gpu_index=0), ADMIN)
     acts = lab.store.audit(limit=10)
-    assert {(act.verb, act.detail) for act in acts} == {
-        ("reserve", "course"),
-        ("unbook", f"claim_1 of {DAEMON}"),
+    assert {(act.verb, act.owner, act.detail) for act in acts} == {
+        ("reserve", "", "course"),
+        ("unbook", DAEMON, "claim_1"),
     }
+    seen = lab.store.audit(limit=10, owner_uid=USER.uid)
+    assert [act.detail for act in seen] == ["claim_1"], "whose it was can see who ended it"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -342,7 +342,10 @@ class Bookings:
             self.store.drop_bookings(found)
             # What people do with their own claims is nobody's business.
             self.store.put_audit(
-                act_of(peer, "unbook", f"{row.name} of {row.by}")
+                # Whose claim it was, sees it; a reservation is nobody's own.
+                replace(act_of(peer, "unbook", row.name), owner_uid=row.uid, owner=row.by)
+                if row.kind == "claim"
+                else act_of(peer, "unbook", f"{row.name} of {row.by}")
                 for row in found.values()
                 if row.uid != peer.uid or row.kind != "claim"
             )

@@ -388,7 +388,7 @@ class Desk:
 
     def audit(self, request: wire.Audit, peer: Peer) -> wire.Acts:
         """What administrators did: all of it for themselves, for others what was done to their
-        jobs."""
+        jobs and claims."""
         sees_all = self.accounts.is_operator(peer)
         most = min(request.limit, LIST_MAX) if request.limit > 0 else LIST_MAX
         found = self.store.audit(
