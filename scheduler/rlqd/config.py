@@ -703,7 +703,8 @@ class Daemon:
         "hide_commands",
         FLAG,
         False,
-        "Whether other users' command lines and folders are hidden from `rlq list` and `show`.",
+        "Whether other users' command lines and folders are hidden from all but administrators:"
+        " in `rlq list`, `show`, `why`, `gpus`.",
     )
     message_mib_max: int = _key(
         "max_message",

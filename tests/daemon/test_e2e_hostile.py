@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from tests.support.rlqd import Rlqd
+from tests.support.rlqd import Rlqd, configured
 from tests.support.waiting import wait_until
 
 from rlq.client import Client
@@ -89,11 +91,13 @@ MARKER_C = r"""
 #include <unistd.h>
 __attribute__((constructor)) static void loaded(void) {
     char line[200];
-    int n = snprintf(line, sizeof line, "%d %d preloaded into %s\n", getuid(), geteuid(),
+    int n = snprintf(line, sizeof line, "%d %d HOW into %s\n", getuid(), geteuid(),
                      program_invocation_short_name);
     int fd = open(PLACE, O_WRONLY | O_APPEND | O_CREAT, 0666);
     if (fd >= 0) { (void)!write(fd, line, n); close(fd); }
 }
+/* By this the loader knows an auditor (rtld-audit(7)). */
+unsigned int la_version(unsigned int version) { return version; }
 """
 MARKER_PY = """
 import os
@@ -109,10 +113,11 @@ def test_nothing_a_user_submits_is_loaded_into_roots_code(d: Rlqd, public_folder
     place = public_folder / "marks"
     place.touch()
     place.chmod(0o666)
-    library = public_folder / "marker.so"
-    source = public_folder / "marker.c"
-    source.write_text(MARKER_C.replace("PLACE", f'"{place}"'))
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    for how in ("preloaded", "audited"):
+        source = public_folder / f"{how}.c"
+        source.write_text(MARKER_C.replace("PLACE", f'"{place}"').replace("HOW", how))
+        library = source.with_suffix(".so")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
     modules = public_folder / "modules"
     modules.mkdir()
     for name in ("sitecustomize", "usercustomize", "json", "signal", "select", "rlq", "rlqd"):
@@ -124,7 +129,8 @@ def test_nothing_a_user_submits_is_loaded_into_roots_code(d: Rlqd, public_folder
     script.write_text(f'echo "$(id -ru) $(id -u) sourced" >> {place}\n')
     env = {
         "PATH": f"{modules}:/usr/bin:/bin",
-        "LD_PRELOAD": str(library),
+        "LD_PRELOAD": str(public_folder / "preloaded.so"),
+        "LD_AUDIT": str(public_folder / "audited.so"),
         "LD_LIBRARY_PATH": str(modules),
         "PYTHONPATH": str(modules),
         "PYTHONSTARTUP": str(modules / "sitecustomize.py"),
@@ -146,7 +152,7 @@ def test_nothing_a_user_submits_is_loaded_into_roots_code(d: Rlqd, public_folder
     assert d.client().get(job).state is JobState.COMPLETED, (public_folder / "log").read_text()
     uid = pwd.getpwnam(NOBODY).pw_uid
     marks = place.read_text().splitlines()
-    assert {mark.split()[2] for mark in marks} == {"preloaded", "imported", "sourced"}
+    assert {mark.split()[2] for mark in marks} == {"preloaded", "audited", "imported", "sourced"}
     assert {mark.rsplit(" ", 1)[1] for mark in marks if "preloaded" in mark} >= {"bash"}
     assert [mark for mark in marks if not mark.startswith(f"{uid} {uid} ")] == []
 
@@ -169,14 +175,14 @@ def test_who_a_message_says_it_is_from_is_not_read(d: Rlqd, public_folder: Path)
 
     def talk() -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        socket = context.socket(zmq.DEALER)
-        socket.connect(f"ipc://{d.socket}")
+        dealer = context.socket(zmq.DEALER)
+        dealer.connect(f"ipc://{d.socket}")
 
         def ask(body: dict[str, object]) -> m.Reply:
             frames = [codec.HEADER, b"1", msgspec.msgpack.encode({**claims, **body})]
-            socket.send_multipart(frames)
-            assert socket.poll(30_000)
-            return codec.decode_reply(socket.recv_multipart())[1]
+            dealer.send_multipart(frames)
+            assert dealer.poll(30_000)
+            return codec.decode_reply(dealer.recv_multipart())[1]
 
         stop = ask({"type": "Stop"})
         assert isinstance(stop, m.Error), stop
@@ -195,6 +201,86 @@ def test_who_a_message_says_it_is_from_is_not_read(d: Rlqd, public_folder: Path)
     assert job.user == NOBODY
     assert (public_folder / "log").read_text() == f"{pwd.getpwnam(NOBODY).pw_uid}\n"
     assert d.client().get(roots).state is JobState.PENDING
+
+
+#: ZMTP 3.0, by hand.
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY_BODY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+READY = b"\x04" + bytes([len(READY_BODY)]) + READY_BODY
+
+
+def by_hand(connection: socket.socket, request: m.Request) -> bytes:
+    """What comes back on a connection that somebody else has made."""
+    connection.settimeout(30)
+    connection.sendall(GREETING)
+    answer = b""
+    while b"READY" not in answer:
+        answer += connection.recv(4096)
+    *first, body = codec.encode(b"1", request)
+    frames = [b"\x01" + bytes([len(frame)]) + frame for frame in first]
+    connection.sendall(READY + b"".join(frames) + b"\x02" + struct.pack(">Q", len(body)) + body)
+    while b"type" not in answer:
+        answer += connection.recv(4096)
+    return answer
+
+
+@as_root
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_process_that_is_gone_is_not_one_without_limits(d: Rlqd, has_ended: bool) -> None:
+    """A job has the resource limits of the process that connected.  Who could have that end, and
+    submit over its connection all the same, would have the daemon's limits in place of theirs."""
+    submit = m.Submit(jobs=(m.JobSpec(argv=("true",), cwd="/", held=True),))
+
+    def talk() -> None:
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                dialled.connect(str(d.socket))
+                socket.send_fds(theirs, [b"x"], [dialled.fileno()])
+                if not has_ended:
+                    theirs.recv(1)
+            finally:
+                os._exit(0)
+        _, [descriptor], _, _ = socket.recv_fds(ours, 1, 1)
+        if has_ended:
+            os.waitpid(pid, 0)
+        with socket.socket(fileno=descriptor) as connection:
+            answer = by_hand(connection, submit)
+        ours.close()
+        expected = b"its resource limits" if has_ended else b"Submitted"
+        assert expected in answer, answer
+
+    as_nobody(talk)
+    assert len(d.client().list()) == (0 if has_ended else 1)
+
+
+@as_root
+def test_hidden_commands_are_nowhere_to_be_seen(tmp_path: Path) -> None:
+    """Nor in the words for why a job could not be started."""
+    config = configured(daemon={"hide_commands": True})
+    with Rlqd(tmp_path, config=config, shared=True) as d:
+        root = d.client()
+        running = root.submit(["sh", "-c", "sleep 600 # secret"], gpus=0, cwd=tmp_path)
+        spec = m.JobSpec(
+            argv=("/opt/secret-program",), cwd="/", name="x", resources=m.Resources(gpus=0)
+        )
+        [failed] = root.submit_many([spec])
+        d.until_state(root, failed, JobState.LAUNCH_FAILED)
+        assert "secret-program" in root.get(failed).reason
+
+        def look() -> None:
+            with Client(d.socket, autostart=False) as client:
+                seen: list[object] = [*client.list()]
+                seen += [client.why(one) for one in (running, failed)]
+                seen += client.wait(failed, timeout=30)
+                assert len(seen) == 5
+                assert "secret" not in repr(seen), seen
+                assert str(tmp_path) not in repr(seen), seen
+
+        as_nobody(look)
 
 
 #: Forks until the tokens in the pipe are used up; each in a session of its own, deaf to SIGTERM.

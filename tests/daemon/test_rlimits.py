@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -34,15 +35,32 @@ def limited() -> Iterator[int]:
 
 def test_the_limits_are_those_of_the_submitting_process(limited: int) -> None:
     found = rlimits.of_process(limited, os.geteuid())
+    assert found is not None
     assert found["RLIMIT_NOFILE"] == (77, 99)
     assert found["RLIMIT_CORE"] == (0, 0)
     assert found.keys() == rlimits.of_this_process().keys() == set(rlimits.NAMES)
 
 
-def test_of_another_users_process_and_of_none_nothing_is_known(limited: int) -> None:
-    assert rlimits.of_process(limited, os.geteuid() + 1) == {}
+def test_a_process_that_is_gone_or_anothers_is_not_one_without_limits(limited: int) -> None:
+    assert rlimits.of_process(limited, os.geteuid() + 1) is None
+    assert rlimits.of_process(2**22 + 1, os.geteuid()) is None
+
+
+def test_of_what_the_kernel_does_not_name_there_are_none() -> None:
     assert rlimits.of_process(0, os.geteuid()) == {}
-    assert rlimits.of_process(2**22 + 1, os.geteuid()) == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have two users")
+def test_a_process_that_could_be_somebody_else_again_is_not_its_users_alone() -> None:
+    """As a set-user-ID program: the user at the moment, with limits that root may have raised."""
+    script = "import os; os.setreuid(0, 4_000_000); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        assert rlimits.of_process(program.pid, 4_000_000) is None
+        program.communicate(b"\n")
 
 
 def test_only_what_differs_from_the_daemons_own_is_kept() -> None:

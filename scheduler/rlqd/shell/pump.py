@@ -633,7 +633,7 @@ class Pump:
             case wire.Attempts() as request:
                 return self.desk.attempts(request)
             case wire.Devices():
-                return self.views.machine()
+                return self.views.machine(peer)
             case wire.Status():
                 return self._status()
             case wire.Wait() as request:

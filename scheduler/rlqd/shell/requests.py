@@ -163,7 +163,7 @@ class Desk:
             ) from error
         validation.check_submission(request)
         self._check_priority(max(spec.priority for spec in request.jobs), change.peer)
-        kept = rlimits.to_keep(rlimits.of_process(change.peer.pid, uid), self.rlimits)
+        kept = rlimits.to_keep(_limits_of(change.peer), self.rlimits)
         jobs = (
             spec if spec.rlimits == kept else msgspec.structs.replace(spec, rlimits=kept)
             for spec in request.jobs
@@ -421,6 +421,25 @@ class Desk:
         if job_id not in found:
             raise no_job(job_id)
         return found[job_id]
+
+
+def _limits_of(peer: Peer) -> rlimits.Rlimits:
+    """The resource limits of the process that asks.
+
+    Raises:
+        NotPermittedError: they cannot be known any more; the daemon's own would be a way around
+            limits.conf.
+    """
+    found = rlimits.of_process(peer.pid, peer.uid)
+    if found is not None:
+        return found
+    if os.geteuid() != 0:
+        return {}  # a user's own daemon, which may give no more than its own: asked by root, say
+    raise NotPermittedError(
+        "the process that connected has ended, or runs as another user: its resource limits,"
+        " which jobs inherit, are not known",
+        hint="submit from the process that connects",
+    )
 
 
 def act_of(peer: Peer, verb: str, detail: str = "") -> AuditRow:

@@ -40,6 +40,9 @@ from rlqd.shell.mps import MpsJobs
 from rlqd.shell.progress import Tracker
 from rlqd.shell.signature import signature_of
 
+#: In place of a command line, with daemon.hide_commands.
+HIDDEN = "<hidden>"
+
 
 @dataclass(slots=True)
 class Live:
@@ -104,6 +107,8 @@ class Views:
             viewer, row.uid
         )
         reason = row.reason
+        if is_hidden and tells_of_command(row):
+            reason = HIDDEN
         placement, usage, progress = detail.placement, detail.usage, detail.progress
         pid = None
         after: tuple[int, ...] = ()
@@ -133,7 +138,7 @@ class Views:
             held=row.held,
             after=after,
             priority=row.priority,
-            argv=("<hidden>",) if is_hidden else spec.argv,
+            argv=(HIDDEN,) if is_hidden else spec.argv,
             cwd="" if is_hidden else spec.cwd,
             resources=spec.resources,
             attempt=row.attempt,
@@ -213,7 +218,7 @@ class Views:
         reading = self.gpus()
         return {} if reading is None else {model.GpuId(g.uuid): g.index for g in reading.gpus}
 
-    def machine(self) -> Machine:
+    def machine(self, viewer: Peer) -> Machine:
         host, gpus = self.host(), self.gpus()
         holdings = self.core.holdings()
         booked = self.booked_now()
@@ -231,7 +236,7 @@ class Views:
                 mem_mib_charged=sum(h.charge.mem_mib for h in holdings),
                 throughput=self._throughput(crowd, None),
             ),
-            gpus=tuple(self._gpu(g, crowd) for g in (() if gpus is None else gpus.gpus)),
+            gpus=tuple(self._gpu(g, crowd, viewer) for g in (() if gpus is None else gpus.gpus)),
             nvml_problem="not read yet" if gpus is None else gpus.problem,
             nvml_absent=gpus is not None and gpus.absent,
             bookings=booked.bookings,
@@ -248,12 +253,17 @@ class Views:
             antt=None if found.antt is None else found.antt / ONE_JOB,
         )
 
-    def _gpu(self, gpu: GpuReading, crowd: Crowd | None) -> Gpu:
+    def _gpu(self, gpu: GpuReading, crowd: Crowd | None, viewer: Peer) -> Gpu:
         gpu_id = model.GpuId(gpu.uuid)
         here = [h for h in self.core.holdings() if gpu_id in h.placement.gpus]
+        account = self.accounts.account(viewer.uid)
+        viewer_name = str(viewer.uid) if account is None else account.name
+        hides = self.config.daemon.hide_commands and not self.accounts.is_operator(viewer)
         processes: list[GpuProcess] = []
         for process in gpu.processes:
             user, command = self.owner_of(process.pid)
+            if hides and user != viewer_name:
+                command = HIDDEN
             processes.append(
                 GpuProcess(
                     pid=process.pid,
@@ -319,6 +329,13 @@ class Views:
             stats=dict(stats),
             enforcement=_enforcement(self.enforcement()),
         )
+
+
+def tells_of_command(row: Row) -> bool:
+    """Whether the reason of such an end may name the command, its folder or its log: it could not
+    be started, and perhaps was cancelled meanwhile."""
+    ends = (JobState.LAUNCH_FAILED, JobState.CANCELLED, JobState.TIMEOUT)
+    return row.state in ends and row.exit_code is None and row.signal is None
 
 
 def _enforcement(found: Enforcement) -> WireEnforcement:
