@@ -539,8 +539,7 @@ def open_log(path: bytes) -> int:
         fd = os.open(path, flags | os.O_RDWR, 0o644)
     except PermissionError:
         fd = os.open(path, flags | os.O_WRONLY, 0o644)  # one may write where one may not read
-    # A capped log is written by this process, as root: a file in /proc or /sys is no file, and who
-    # opened it is not asked when it is written to.
+    # A file in /proc or /sys is no file.
     if os.fstat(fd).st_mode & TYPE_MASK not in (REGULAR, DEVICE) or os.readlink(
         b"/proc/self/fd/%d" % fd
     ).startswith((b"/proc/", b"/sys/")):
@@ -595,7 +594,10 @@ class Log:
         view = memoryview(data)
         while view:
             try:
-                written = os.write(self.fd, view)
+                # As the user too: root would write past their quota, into the part of the disk
+                # that is kept for root, and what only root may into a file of /proc.
+                with self.user:
+                    written = os.write(self.fd, view)
             except OSError:
                 # A full disk loses output, not the job.
                 self.bytes_lost += len(view)

@@ -1103,6 +1103,28 @@ def test_a_log_that_leads_into_proc_is_refused(
 
 
 @needs_root
+def test_a_capped_log_is_written_as_the_user(attempt: Attempt, public_folder: Path) -> None:
+    """Root may write what a user may not into a file that the user may open: what keeps their
+    process from the OOM killer, under a path that does not begin with /proc."""
+    if subprocess.run(
+        ["mount", "-t", "proc", "proc", public_folder], capture_output=True
+    ).returncode:
+        pytest.skip("cannot mount here")
+    with ExitStack() as stack:
+        stack.callback(lambda: subprocess.run(["umount", "-l", public_folder], check=True))
+        theirs = stack.enter_context(
+            subprocess.Popen(["sleep", "600"], user=65534, group=65534, extra_groups=[])
+        )
+        stack.callback(theirs.kill)
+        log = public_folder / str(theirs.pid) / "oom_score_adj"
+        before = log.read_text()
+        user = {"uid": 65534, "gid": 65534, "cwd": "/", "log_mib_max": 1, "log_path": str(log)}
+        attempt.start("echo", "-500", **user)
+        assert attempt.record()["log_lost_bytes"] == len("-500\n")
+        assert log.read_text() == before
+
+
+@needs_root
 def test_a_capped_log_rotates_as_the_user(attempt: Attempt, public_folder: Path) -> None:
     os.chown(public_folder, 65534, 65534)
     log = public_folder / "log"
