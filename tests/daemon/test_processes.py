@@ -247,6 +247,14 @@ def test_a_wrapper_that_ends_in_silence_is_known_by_its_status(daemon: Daemon) -
     assert "status 9" in error.message
 
 
+def test_a_supervisor_that_is_killed_early_speaks_against_no_wrapper(daemon: Daemon) -> None:
+    """A job whose own limit is too small for what it is sent must not end everybody's limits."""
+    handle = daemon.launch(daemon.order("true"), wrapper=("sh", "-c", "kill -9 $$"))
+    error = daemon.end(handle)
+    assert isinstance(error, LaunchError)
+    assert (error.stage, error.passing) == ("supervisor", True)
+
+
 def test_a_wrapper_that_is_not_there_may_come_back(daemon: Daemon) -> None:
     order = replace(daemon.order("true"), fence=Fence(wrapper=("no-such-wrapper",)))
     error = daemon.processes.launch(order)

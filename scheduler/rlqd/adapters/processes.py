@@ -293,10 +293,10 @@ class Processes:
         key = (handle.job, handle.attempt)
         self.read_ready(handle)  # news of a failed launch may still lie there
         self._close_ready(handle)
-        status = None
+        status, was_killed = None, False
         with contextlib.suppress(ChildProcessError):  # recovered: somebody else's child
             if result := os.waitid(os.P_PIDFD, handle.pidfd, os.WEXITED | os.WNOHANG):
-                status = result.si_status
+                status, was_killed = result.si_status, result.si_code != os.CLD_EXITED
         os.close(handle.pidfd)
         self._kills.pop(key, None)
         failure = self._failures.pop(key, None)
@@ -307,7 +307,9 @@ class Processes:
         if self._claim_or_void(key) is None or self._is_void(key):
             bad_order = status == rlqd.supervisor.BAD_ORDER
             ours = (rlqd.supervisor.BAD_ORDER, rlqd.supervisor.VOIDED)
-            said = None if status in ours else self._wrapper_said(key)
+            # A supervisor that the kernel killed, for its job's own limit of memory perhaps, is no
+            # word on whether scopes can be made: on that hang the limits of all jobs.
+            said = None if status in ours or was_killed else self._wrapper_said(key)
             if said is not None:
                 message = f"no scope could be made for it: {said or f'status {status}'}"
                 return self._launch_error(key, "fence", 0, message, True)
