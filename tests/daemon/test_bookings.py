@@ -299,6 +299,19 @@ def test_claiming_again_is_for_longer(lab: Lab) -> None:
     assert lab.names() == [again.name]
 
 
+def test_claims_one_after_the_other_take_nobodys_place(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlqd.shell.bookings.BOOKINGS_MAX", 3)
+    lab.claim(OTHER, gpu=1)
+    for _ in range(5):
+        lab.claim(USER, hours=1e-6)
+        lab.pass_(1)
+    lab.reserve(cores=1, name="course")
+    lab.restart()
+    assert len(lab.bookings.rows) == 3
+
+
 def test_what_somebody_has_booked_cannot_be_claimed(lab: Lab) -> None:
     lab.claim(USER)
     with pytest.raises(RefusedError, match=f"GPU 0 is claimed by {DAEMON} until"):

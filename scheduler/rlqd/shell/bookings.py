@@ -356,7 +356,19 @@ class Bookings:
         return wire.Ok(message=f"no longer booked: {', '.join(r.name for r in found.values())}")
 
     def _add(self, row: Row, peer: Peer, instead_of: Iterable[int] = ()) -> wire.Booked:
-        old = [i for i, other in self.rows.items() if other.ends_at < self.wall() - KEPT_S]
+        wall = self.wall()
+        old = [
+            i
+            for i, other in self.rows.items()
+            if other.ends_at < wall - KEPT_S
+            # Everybody may claim: of each user's claims the last is kept, or short ones by the
+            # thousand would leave no room for anybody's bookings.
+            or (
+                row.kind == other.kind == "claim"
+                and row.uid == other.uid
+                and other.ends_at <= wall
+            )
+        ]
         gone = [*old, *instead_of]
         if len(self.rows) - len(gone) >= BOOKINGS_MAX:
             raise UnavailableError(f"there are {len(self.rows)} bookings already", hint="end some")
