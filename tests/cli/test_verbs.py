@@ -729,6 +729,17 @@ def test_the_last_lines_of_a_large_log_are_right(daemon: FakeDaemon, invoke: Inv
     assert invoke("logs", "-n", "1234", "1").stdout_bytes == b"".join(every[-1234:])
 
 
+def test_show_gives_a_reason_that_the_exit_code_does_not_tell(
+    daemon: FakeDaemon, invoke: Invoke
+) -> None:
+    daemon.add(
+        make_job(1, JobState.FAILED, exit_code=2, reason="exit code 2"),
+        make_job(2, JobState.TIMEOUT, reason="reached its time limit"),
+    )
+    assert invoke("show", "1").stdout.count("exit code 2") == 1
+    assert "reached its time limit" in invoke("show", "2").stdout
+
+
 def test_a_log_that_cannot_be_shown_is_an_error_with_a_reason(
     daemon: FakeDaemon, invoke: Invoke
 ) -> None:

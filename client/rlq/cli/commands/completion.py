@@ -14,7 +14,7 @@ from rlq.errors import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
 WHERE = {
-    "bash": "rlq completion bash > ~/.local/share/bash-completion/completions/rlq",
+    "bash": "rlq completion bash > ~/.rlq.bash && echo '. ~/.rlq.bash' >> ~/.bashrc",
     "zsh": "rlq completion zsh > ~/.rlq.zsh; echo '. ~/.rlq.zsh' >> ~/.zshrc",
     "fish": "rlq completion fish > ~/.config/fish/completions/rlq.fish",
 }
@@ -26,7 +26,7 @@ def command(app: App, shell: str | None) -> None:
     """Print the completion script of a shell (default: yours, by $SHELL).
 
     \b
-    rlq completion bash > ~/.local/share/bash-completion/completions/rlq
+    rlq completion bash > ~/.rlq.bash   (and source it in ~/.bashrc)
     rlq completion fish > ~/.config/fish/completions/rlq.fish
     rlq completion zsh > ~/.rlq.zsh     (and source it in ~/.zshrc)
     """

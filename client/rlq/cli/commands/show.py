@@ -21,6 +21,7 @@ from rlq.cli.tables import (
     cores_words,
     device,
     done_pct,
+    ended_reason,
     exit_word,
     is_warming_up,
     pending_reason,
@@ -101,7 +102,7 @@ def print_job(
         [
             ("job", f"{job.id}  {clean(job.name)}"),
             ("state", state),
-            ("reason", clean(pending_reason(job))),
+            ("reason", clean((ended_reason if job.state.is_final else pending_reason)(job))),
             # The oldest first: what happened to it, in that order.
             ("by others", "\n".join(clean(act_in_words(act)) for act in reversed(acts))),
             ("user", clean(job.user)),
