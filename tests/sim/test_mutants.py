@@ -292,8 +292,8 @@ MUTANTS = [
     Mutant(
         "who has had more of the machine goes first",
         "fairness.py",
-        "return (-self.score(user, job_id).total, self._points_of(user)[1])",
-        "return (self.score(user, job_id).total, -self._points_of(user)[1])",
+        "return (-self._age(job_id) - share, level)",
+        "return (self._age(job_id) + share, -level)",
     ),
     Mutant(
         "what is given within a pass does not count",
@@ -325,8 +325,8 @@ MUTANTS = [
     Mutant(
         "a job that ended while no daemon was there pays until one came back",
         "machine.py",
-        "self._count(job, Instant(self.now - ago_ms), is_last=True)",
-        "self._count(job, self.now, is_last=True)",
+        "self._count(job, self._holding(job), Instant(self.now - ago_ms))",
+        "self._count(job, self._holding(job), self.now)",
         by="fairness",
     ),
     Mutant(
@@ -350,7 +350,7 @@ MUTANTS = [
     ),
     Mutant(
         "rlqd pauses a job for ever",
-        "machine.py",
+        "states.py",
         "return None if why is None else why.until",
         "return None",
     ),
