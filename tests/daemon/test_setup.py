@@ -6,6 +6,7 @@ What it does on a machine with systemd is proved in tests/system.
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 import tempfile
 from pathlib import Path
@@ -56,11 +57,13 @@ def test_a_path_that_means_something_else_to_systemd_is_refused(path: str) -> No
         rendered(program=(path,))
 
 
-def status(mode: int, uid: int = 0) -> os.stat_result:
-    return os.stat_result((mode, 0, 0, 1, uid, 0, 0, 0, 0, 0))
+def status(mode: int, uid: int = 0, gid: int = 0) -> os.stat_result:
+    return os.stat_result((mode, 0, 0, 1, uid, gid, 0, 0, 0, 0))
 
 
 FOLDER, FILE = 0o040000, 0o100000
+#: A group that has a member, on every machine.
+SOMEBODYS = pwd.getpwnam("nobody").pw_gid
 
 
 @pytest.mark.parametrize(
@@ -74,6 +77,10 @@ FOLDER, FILE = 0o040000, 0o100000
         (status(FILE | 0o750), "closed to other users"),
         (status(FOLDER | 0o777), "everybody may write"),
         (status(FILE | 0o666), "everybody may write"),
+        (status(FOLDER | 0o775), None),
+        (status(FOLDER | 0o2775, gid=SOMEBODYS), "may write to /x"),
+        (status(FOLDER | 0o755, gid=SOMEBODYS), None),
+        (status(FILE | 0o664, gid=4_000_000), "the group 4000000 may write"),
         (status(FOLDER | 0o755, uid=4_000_000), "belongs to uid 4000000"),
     ],
 )

@@ -7,6 +7,7 @@ become root.
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import stat
@@ -77,6 +78,23 @@ def trouble(place: Path, found: os.stat_result) -> str | None:
     # In a sticky folder, as /tmp is, nobody can replace what is root's.
     if found.st_mode & stat.S_IWOTH and not (is_folder and found.st_mode & stat.S_ISVTX):
         return f"everybody may write to {place}, and could replace what root runs"
+    is_groups = found.st_mode & stat.S_IWGRP and not (is_folder and found.st_mode & stat.S_ISVTX)
+    if is_groups and (group := _peopled(found.st_gid)) is not None:
+        return f"the group {group} may write to {place}, and could replace what root runs"
+    return None
+
+
+def _peopled(gid: int) -> str | None:
+    """The group's name, if anybody but root is in it: Debian's /usr/local is writable for its
+    group staff, in which nobody is."""
+    if gid == 0:
+        return None
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return f"{gid}"
+    if set(group.gr_mem) - {"root"} or any(u.pw_gid == gid and u.pw_uid for u in pwd.getpwall()):
+        return group.gr_name
     return None
 
 
