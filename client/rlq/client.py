@@ -271,7 +271,7 @@ class Client:
         """
         found = self._ask(m.List(selection=select(job)), m.Jobs)
         if not found.jobs:
-            raise NotFoundError(f"there is no job {job}", hint="`rlq list` shows the jobs")
+            raise _no_jobs([job])
         return found.jobs[0]
 
     def logs_path(self, job: int) -> Path:
