@@ -6,11 +6,13 @@ Seeded; a failing seed is printed: RLQ_E2E_SEED=… replays it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import socket
 import string
 import struct
+import time
 import types
 import typing
 from collections.abc import Iterator
@@ -259,6 +261,9 @@ def hostile(kind: Any, rng: random.Random, name: str, folder: Path) -> Any:
         return rng.random() < 0.5
     if kind is int:
         return rng.choice(NUMBERS)
+    if kind is float:
+        soon = time.time() + 60
+        return rng.choice([0.0, -1.0, soon, soon + 60, 1e300, math.inf, -math.inf, math.nan])
     if isinstance(kind, type) and issubclass(kind, Enum):
         return rng.choice([*kind])
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -305,6 +310,8 @@ def test_hostile_values_are_refused_or_harmless(
                 assert reply.message, request
     assert {"Submitted", "Jobs", "Changed", "Waited", "Explanation", "usage"} <= seen, seen
     client.drain(False)
+    for booking in client.bookings().bookings:
+        client.unbook(booking.name)
     everything = client.list()
     assert mine in {job.id for job in everything}
     # What was let in has a place in every view.
