@@ -1125,6 +1125,21 @@ def test_a_capped_log_is_written_as_the_user(attempt: Attempt, public_folder: Pa
 
 
 @needs_root
+def test_the_kernel_takes_a_capped_logs_writer_for_the_user(
+    attempt: Attempt, public_folder: Path
+) -> None:
+    """Known by the set-user-ID bit, which stays on a file that root writes to."""
+    log = public_folder / "log"
+    log.touch()
+    os.chown(log, 65534, 65534)
+    log.chmod(0o4755)
+    user = {"uid": 65534, "gid": 65534, "cwd": "/", "log_mib_max": 1, "log_path": str(log)}
+    attempt.start("echo", "x", **user)
+    assert attempt.record()["code"] == 0
+    assert (log.read_text(), log.stat().st_mode & 0o7777) == ("x\n", 0o755)
+
+
+@needs_root
 def test_a_capped_log_rotates_as_the_user(attempt: Attempt, public_folder: Path) -> None:
     os.chown(public_folder, 65534, 65534)
     log = public_folder / "log"
