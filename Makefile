@@ -27,7 +27,7 @@ run: $(STAMP)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/first-sweep.sh
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-system: $(STAMP)
 	$(BIN)/python -m tests.system -q

@@ -57,8 +57,11 @@ WINSIZE_BYTES = 8
 HANG_UP_S = 10.0
 #: After SIGTERM: how often to see whether a shell has its terminal back.
 LOOK_S = 0.25
-#: When the command has ended while others hold its terminal: it is all read after such a pause.
+#: When the command has ended while others hold its output open: it is all read after such a
+#: pause.  A pipe has at once what was written.  A terminal's last output may be on its way through
+#: the kernel for long on a busy machine; but its end comes for sure, for the kernel hangs it up.
 QUIET_MS = 100
+QUIET_TERMINAL_MS = 10_000
 HUNG_UP = 128 + signal.SIGHUP
 #: Erasing takes a whole UTF-8 character (asm-generic/termbits.h); not in Python 3.11's termios.
 IUTF8 = 0o40000
@@ -410,7 +413,8 @@ class Relay:
         """What the command wrote before it ended; not what others go on to write."""
         while self.outputs and self.connection is not None:
             is_full = len(self.to_caller) >= OUTPUT_BYTES_MAX
-            ready = dict(self._poll(QUIET_MS, last=True))
+            quiet_ms = QUIET_TERMINAL_MS if self.is_terminal else QUIET_MS
+            ready = dict(self._poll(quiet_ms, last=True))
             if not ready and not is_full:
                 return
             if ready.get(self.connection.fileno(), 0):
