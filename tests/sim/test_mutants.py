@@ -28,6 +28,7 @@ TESTS = {
     "fairness": "tests/core/test_fairness.py",
     "reservation": "tests/core/test_reservation.py",
     "preemption": "tests/core/test_preemption.py",
+    "backoff": "tests/core/test_backoff.py",
 }
 
 
@@ -377,6 +378,7 @@ MUTANTS = [
         "machine.py",
         "self._to(job, replace(job.state, backed_off=None))",
         "self._to(job, job.state)",
+        by="backoff",
     ),
     Mutant(
         "a stranger starts on a booked GPU",
