@@ -218,8 +218,12 @@ def plan(scene: Scene, queue: WaitingQueue, room: Room, holdings: Sequence[Holdi
                     outlook.holders = [h for h in outlook.holders if h not in made] + leaving
                     outlook.changed()
                 waits_ms = now - scene.waiting_since[job_id]
-                # What was made free for it is nobody else's meanwhile.
-                if made is not None or waits_ms >= policy.reserve_after_ms:
+                # What was made free for it is nobody else's meanwhile, nor what it would start on
+                # but for a GPU's next reading: within a second a lesser job would take its cores.
+                is_due = any(gpu.guess is not None for gpu in seen.gpus.values()) and isinstance(
+                    place(need, seen.guessed(), policy), Placement
+                )
+                if made is not None or is_due or waits_ms >= policy.reserve_after_ms:
                     kept_standing = standing.with_(spec.user, amounts_of(need))
                     result.reservation = reserve(job_id, spec, need, outlook, kept_standing)
                 else:
