@@ -238,8 +238,8 @@ MUTANTS = [
     Mutant(
         "the room that was made by preemption is given to somebody else",
         "policy.py",
-        "if made is not None or waits_ms ",
-        "if waits_ms ",
+        "if made is not None or is_due or waits_ms ",
+        "if is_due or waits_ms ",
         by="preemption",
     ),
     Mutant(
