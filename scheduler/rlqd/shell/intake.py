@@ -48,11 +48,13 @@ class Question:
     request: wire.Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """The requests of one turn."""
 
     asked: list[Asked] = field(default_factory=list[Asked])
+    #: How many jobs they would add.
+    jobs: int = 0
     questions: list[Question] = field(default_factory=list[Question])
 
 
@@ -123,12 +125,13 @@ class Intake:
                 | wire.Resume()
                 | wire.Requeue()
             ):
-                next_id = self.store.next_id + sum(len(one.change.incoming) for one in taken.asked)
+                next_id = self.store.next_id + taken.jobs
                 change = safely(partial(self._change, request, peer, now, next_id))
                 if isinstance(change, wire.Error):
                     self.reply(route, request_id, change)
                 else:
                     taken.asked.append(Asked(route, request_id, request, change))
+                    taken.jobs += len(change.incoming)
             case _:
                 taken.questions.append(Question(route, request_id, peer, request))
 

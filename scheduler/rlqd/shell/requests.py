@@ -25,6 +25,7 @@ from rlqd.config import Config
 from rlqd.core import model
 from rlqd.shell import launching, rlimits, rows, validation
 from rlqd.shell.accounts import Accounts, Peer, user_name
+from rlqd.shell.rlimits import Rlimits
 from rlqd.shell.views import Views
 
 log = logging.getLogger(__name__)
@@ -126,8 +127,10 @@ class Desk:
     accounts: Accounts
     logs_dir: str
     #: The daemon's own, as it was started.
-    rlimits: rlimits.Rlimits
+    rlimits: Rlimits
     _number: int = 0
+    _limits: dict[Peer, Rlimits] = field(default_factory=dict[Peer, Rlimits])
+    _limits_at: model.Instant | None = None
 
     # ---- changes -------------------------------------------------------------------
 
@@ -163,7 +166,7 @@ class Desk:
             ) from error
         validation.check_submission(request)
         self._check_priority(max(spec.priority for spec in request.jobs), change.peer)
-        kept = rlimits.to_keep(_limits_of(change.peer), self.rlimits)
+        kept = self._kept_limits(change.peer, now)
         jobs = (
             spec if spec.rlimits == kept else msgspec.structs.replace(spec, rlimits=kept)
             for spec in request.jobs
@@ -184,6 +187,15 @@ class Desk:
         problem = self.views.core.facts.gpus_problem if self.views.core.facts else ""
         if problem and any(spec.resources.gpus != 0 for spec in request.jobs):
             change.warnings.append(f"the GPUs cannot be read now, so the job waits: {problem}")
+
+    def _kept_limits(self, peer: Peer, now: model.Instant) -> Rlimits:
+        """Read once for all that a process submits in one turn."""
+        if now != self._limits_at:
+            self._limits.clear()
+            self._limits_at = now
+        if peer not in self._limits:
+            self._limits[peer] = rlimits.to_keep(_limits_of(peer), self.rlimits)
+        return self._limits[peer]
 
     def _after(self, spec: wire.JobSpec) -> model.After | None:
         """What it has to wait for, of the jobs it is to follow.
@@ -423,7 +435,7 @@ class Desk:
         return found[job_id]
 
 
-def _limits_of(peer: Peer) -> rlimits.Rlimits:
+def _limits_of(peer: Peer) -> Rlimits:
     """The resource limits of the process that asks.
 
     Raises:
