@@ -1,6 +1,6 @@
 """From the end of one job to the start of the next, told by the jobs themselves.
 
-Run: python bench/turnaround.py [--jobs 20] [--seconds 0.1] [--repeats 5]
+Run: python bench/turnaround.py [--jobs 20] [--seconds 0.1] [--repeats 5] [--no-limits]
 The queue has one core, so that the second job can start only when the first has ended: its
 exit record is on disk, its end is committed, and nothing of it is left running.
 """
@@ -25,10 +25,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=0.1, help="length of a job")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--no-limits", action="store_true", help='enforce.mode = "off": no control group per job'
+    )
     options = parser.parse_args()
     medians: list[float] = []
     everything: list[float] = []
-    with PrivateRlqd(ONE_CORE) as rlqd, rlqd.client() as client:
+    config = f'{ONE_CORE}[enforce]\nmode = "off"\n' if options.no_limits else ONE_CORE
+    with PrivateRlqd(config) as rlqd, rlqd.client() as client:
         print_machine(rlqd.folder)
         job = stamp_command(rlqd.folder)
         for n in range(options.repeats):
