@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,6 +180,15 @@ def test_the_command_s_environment_is_as_ordered_plus_the_markers(daemon: Daemon
     ]
 
 
+def open_files(pid: int) -> set[str]:
+    """Where a process's descriptors lead; it may close some meanwhile."""
+    targets: set[str] = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            targets.add(os.readlink(path))
+    return targets
+
+
 def test_descriptors_that_leak_from_the_daemon_reach_neither_supervisor_nor_job(
     daemon: Daemon,
 ) -> None:
@@ -189,8 +199,7 @@ def test_descriptors_that_leak_from_the_daemon_reach_neither_supervisor_nor_job(
     finally:
         os.close(leak_fd)
     for pid in (handle.pid, started.command_pid):
-        targets = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
-        assert str(daemon.place) not in targets
+        assert str(daemon.place) not in open_files(pid)
     # The dynamic loader opens libraries for a moment: what stays open is what was inherited.
     wait_until(
         lambda: sorted(os.listdir(f"/proc/{started.command_pid}/fd")),

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -283,8 +284,11 @@ def test_a_flood_from_one_client_does_not_keep_another_waiting(
     server: Server, dial: Callable[[Path], zmq.Socket[bytes]]
 ) -> None:
     flood, other = dial(server.path), dial(server.path)
-    for _ in range(2000):
-        flood.send(b"flood")
+    sent = 0
+    with suppress(zmq.Again):  # once every queue on the way is full
+        while sent < 2000:
+            flood.send(b"flood", zmq.NOBLOCK)
+            sent += 1
     wait_until(lambda: server.receive(1), "the flood has begun")
     other.send(b"other")
     seen: list[bytes] = []
@@ -296,7 +300,7 @@ def test_a_flood_from_one_client_does_not_keep_another_waiting(
 
     wait_until(look, "the other client")
     # It came while the flood was far from drained.
-    assert len(seen) < 1500
+    assert len(seen) < sent * 3 // 4
 
 
 def test_a_client_with_many_requests_under_way_loses_no_reply(
