@@ -79,12 +79,20 @@ class Unread:
         #: By reader: what it has not been sent yet.
         self._waiting: dict[int, list[tuple[zmq.MessageTracker, int]]] = {}
 
-    def send(self, frames: Sequence[bytes], reader: int) -> None:
+    def send(self, frames: Sequence[bytes], reader: int) -> bool:
         """Without waiting.  `reader`: whose replies count together; one may always wait.
 
-        Raises:
-            zmq.ZMQError: EAGAIN: too many bytes or messages wait for this reader.
+        False: the client is gone or does not read: too many bytes or messages wait for it.
         """
+        try:
+            self._send(frames, reader)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        return True
+
+    def _send(self, frames: Sequence[bytes], reader: int) -> None:
         size = len(frames[-1])
         if size < self.SMALL_BYTES:
             self._socket.send_multipart(frames, zmq.NOBLOCK)

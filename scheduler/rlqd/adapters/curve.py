@@ -166,14 +166,9 @@ class CurveServer:
 
         `reader`: whose unread replies count together, on whatever connections.
         """
-        try:
-            self._unread.send([route, *frames], reader)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            self.dropped += 1
-            return False
-        return True
+        is_sent = self._unread.send([route, *frames], reader)
+        self.dropped += not is_sent
+        return is_sent
 
     def close(self) -> None:
         """Send what is queued, for half a second at most."""

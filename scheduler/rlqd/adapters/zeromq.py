@@ -202,14 +202,9 @@ class Server:
 
         `reader`: whose unread replies count together, on whatever connections: a uid.
         """
-        try:
-            self._unread.send([route, *frames], reader)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            self.dropped += 1
-            return False
-        return True
+        is_sent = self._unread.send([route, *frames], reader)
+        self.dropped += not is_sent
+        return is_sent
 
     def listening(self) -> bool:
         """Whether clients still find us: a cleaner of /tmp may have removed the socket's file."""
