@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlq import specs
-from rlq.cli.app import App, Parsed, is_terminal, note, shows_escapes, verb, warn
-from rlq.cli.commands.submit import check_size, make_spec, parse_gpus, queue_options
-from rlq.cli.complete import complete_files
+from rlq.cli.app import App, is_terminal, note, shows_escapes, verb
+from rlq.cli.commands.submit import (
+    argv_argument,
+    captured_env,
+    gpus_option,
+    make_spec,
+    queue_options,
+    queued,
+)
 from rlq.cli.output import clean, folded
 from rlq.cli.tables import cores_words, device, ended_reason, pending_reason
 from rlq.errors import RlqError, UsageError
-from rlq.protocol.messages import Job, Submit, Submitted
+from rlq.protocol.messages import Job, Submit
 from rlq.protocol.states import JobState
 from rlq.protocol.units import format_duration
 
@@ -43,21 +49,10 @@ DID_NOT_RUN = 1
 @click.option(
     "-i", "--interactive", is_flag=True, help="With this stdin, which it has anyway: for -it."
 )
-@click.option(
-    "--gpus",
-    metavar="N|auto",
-    type=Parsed("gpus", parse_gpus),
-    help="GPUs; 0: CPU only; auto (default): one if there is any.",
-)
+@gpus_option
 @queue_options("--env", leave_out=LEFT_OUT)
 @click.option("-q", "--quiet", is_flag=True, help="Nothing but what the command says.")
-@click.argument(
-    "argv",
-    metavar="[--] CMD [ARG]...",
-    nargs=-1,
-    type=click.UNPROCESSED,
-    shell_complete=complete_files,
-)
+@argv_argument
 def command(
     app: App,
     argv: tuple[str, ...],
@@ -94,9 +89,7 @@ def command(
 
     spec = make_spec(argv, gpus, variables, dict.fromkeys(LEFT_OUT) | options)
     specs.check_program(spec.argv, spec.cwd, spec.env.get("PATH"), verb="run")
-    env, left_out = specs.capture_env()
-    for name in left_out:
-        warn(f"the variable {name} is not valid UTF-8 and is left out")
+    env = captured_env()
     talk = Talk(quiet=quiet)
     # One of its own for a question while the terminal waits: a daemon that restarts is not it.
     asking = app.client(autostart=False, timeout_s=2)
@@ -104,12 +97,7 @@ def command(
         mode = "tty" if tty else "pipes"
         via = (sys.executable, "-I", "-S", relay.__file__, os.fspath(door.path), mode)
         request = Submit(jobs=(replace(spec, via=via, requeue=False, held=False),), env=env)
-        check_size(request)
-        submitted = client.request(request)
-        assert isinstance(submitted, Submitted)
-        for warning in submitted.warnings:
-            warn(warning)
-        (id_,) = submitted.ids
+        (id_,) = queued(client, request).ids
         try:
             with ending_by_signal():
                 while (connection := door.wait(ASK_S)) is None:

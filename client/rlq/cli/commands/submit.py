@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -17,6 +17,9 @@ from rlq.errors import UsageError
 from rlq.protocol import codec, units
 from rlq.protocol.messages import Submit, Submitted
 from rlq.specs import CORES_MAX, GPUS_MAX, PRIORITY_MAX, check_variable
+
+if TYPE_CHECKING:
+    from rlq.client import Client
 
 ARRAY_TASKS_MAX = 100_000
 AFTER_MAX = 10_000
@@ -191,6 +194,21 @@ def queue_options(env_option: str, *, leave_out: Collection[str] = ()) -> Callab
     return decorate
 
 
+gpus_option = click.option(
+    "--gpus",
+    metavar="N|auto",
+    type=Parsed("gpus", parse_gpus),
+    help="GPUs; 0: CPU only; auto (default): one if there is any.",
+)
+argv_argument = click.argument(
+    "argv",
+    metavar="[--] CMD [ARG]...",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=complete_files,
+)
+
+
 @verb(
     "submit",
     cls=SubmitCommand,
@@ -198,12 +216,7 @@ def queue_options(env_option: str, *, leave_out: Collection[str] = ()) -> Callab
     short_help="Queue a command.",
     options_metavar="[OPTIONS]",
 )
-@click.option(
-    "--gpus",
-    metavar="N|auto",
-    type=Parsed("gpus", parse_gpus),
-    help="GPUs; 0: CPU only; auto (default): one if there is any.",
-)
+@gpus_option
 @queue_options("--env")
 @click.option(
     "--array",
@@ -224,13 +237,7 @@ def queue_options(env_option: str, *, leave_out: Collection[str] = ()) -> Callab
     help="The steps of the whole run, which such a file does not tell.",
 )
 @click.option("--no-hooks", is_flag=True, help="Add nothing to its Python: it reports no steps.")
-@click.argument(
-    "argv",
-    metavar="[--] CMD [ARG]...",
-    nargs=-1,
-    type=click.UNPROCESSED,
-    shell_complete=complete_files,
-)
+@argv_argument
 def command(
     app: App,
     argv: tuple[str, ...],
@@ -351,16 +358,9 @@ def progress_variables(
 def send(app: App, jobs: list[Any], *, quiet: bool, wait: bool) -> None:
     """Submit `jobs` in one request, tell their ids, and wait for them if asked to."""
 
-    env, left_out = specs.capture_env({} if app.remote_host is not None else None)
-    for name in left_out:
-        warn(f"the variable {name} is not valid UTF-8 and is left out")
-    request = Submit(jobs=tuple(jobs), env=env)
+    env = captured_env({} if app.remote_host is not None else None)
     with app.client() as client:
-        check_size(request)
-        done = client.request(request)
-        assert isinstance(done, Submitted)
-        for warning in done.warnings:
-            warn(warning)
+        done = queued(client, Submit(jobs=tuple(jobs), env=env))
         if app.json and not wait:
             print_json(done)
         elif not app.json:
@@ -369,6 +369,24 @@ def send(app: App, jobs: list[Any], *, quiet: bool, wait: bool) -> None:
             from rlq.cli.commands.wait import wait_for
 
             wait_for(app, client, list(done.ids), timeout_s=None, quiet=quiet)
+
+
+def captured_env(given: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment that the jobs get; None: this process's."""
+    env, left_out = specs.capture_env(given)
+    for name in left_out:
+        warn(f"the variable {name} is not valid UTF-8 and is left out")
+    return env
+
+
+def queued(client: Client, request: Submit) -> Submitted:
+    """Send it, and pass on what the daemon warns of."""
+    check_size(request)
+    done = client.request(request)
+    assert isinstance(done, Submitted)
+    for warning in done.warnings:
+        warn(warning)
+    return done
 
 
 def check_size(request: Any) -> None:
