@@ -114,26 +114,16 @@ class Intake:
         except ProtocolError as error:
             self.reply(route, codec.request_id_of(frames), codec.error_reply(error))
             return
-        match request:
-            case (
-                wire.Submit()
-                | wire.Cancel()
-                | wire.Hold()
-                | wire.Release()
-                | wire.Prioritize()
-                | wire.Pause()
-                | wire.Resume()
-                | wire.Requeue()
-            ):
-                next_id = self.store.next_id + taken.jobs
-                change = safely(partial(self._change, request, peer, now, next_id))
-                if isinstance(change, wire.Error):
-                    self.reply(route, request_id, change)
-                else:
-                    taken.asked.append(Asked(route, request_id, request, change))
-                    taken.jobs += len(change.incoming)
-            case _:
-                taken.questions.append(Question(route, request_id, peer, request))
+        if not isinstance(request, ChangeRequest):
+            taken.questions.append(Question(route, request_id, peer, request))
+            return
+        next_id = self.store.next_id + taken.jobs
+        change = safely(partial(self._change, request, peer, now, next_id))
+        if isinstance(change, wire.Error):
+            self.reply(route, request_id, change)
+        else:
+            taken.asked.append(Asked(route, request_id, request, change))
+            taken.jobs += len(change.incoming)
 
     def _change(
         self, request: ChangeRequest, peer: Peer, now: model.Instant, next_id: int

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 import msgspec
 
@@ -93,23 +93,20 @@ class Change:
                 )
 
 
-#: Verb -> (event for a live job, states that a selection by pattern picks).
-_LIVE_VERBS: dict[type, tuple[Callable[..., model.UserEvent], frozenset[JobState]]] = {
-    wire.Cancel: (model.CancelRequested, LIVE_STATES),
-    wire.Hold: (model.HoldRequested, frozenset({JobState.PENDING})),
-    wire.Release: (model.ReleaseRequested, frozenset({JobState.PENDING})),
-    wire.Prioritize: (model.PrioritySet, LIVE_STATES),
-    wire.Pause: (model.PauseRequested, frozenset({JobState.RUNNING})),
-    wire.Resume: (model.ResumeRequested, frozenset({JobState.SUSPENDED})),
-    wire.Requeue: (
-        model.RequeueRequested,
-        # By pattern only what went wrong: not what somebody has cancelled, nor what runs.
-        FINAL_STATES - {JobState.COMPLETED, JobState.CANCELLED},
-    ),
+#: The states that a verb's selection by pattern picks.
+_PICKED: dict[type, frozenset[JobState]] = {
+    wire.Cancel: LIVE_STATES,
+    wire.Hold: frozenset({JobState.PENDING}),
+    wire.Release: frozenset({JobState.PENDING}),
+    wire.Prioritize: LIVE_STATES,
+    wire.Pause: frozenset({JobState.RUNNING}),
+    wire.Resume: frozenset({JobState.SUSPENDED}),
+    # Only what went wrong: not what somebody has cancelled, nor what runs.
+    wire.Requeue: FINAL_STATES - {JobState.COMPLETED, JobState.CANCELLED},
 }
-ChangeRequest = (
-    wire.Submit
-    | wire.Cancel
+#: About jobs that there are.
+VerbRequest = (
+    wire.Cancel
     | wire.Hold
     | wire.Release
     | wire.Prioritize
@@ -117,6 +114,7 @@ ChangeRequest = (
     | wire.Resume
     | wire.Requeue
 )
+ChangeRequest = wire.Submit | VerbRequest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,7 +203,7 @@ class Desk:
         """
         found = self.store.brief(spec.after)
         left: list[model.JobId] = []
-        for job_id in dict.fromkeys(spec.after):
+        for job_id in spec.after:
             if job_id not in found:
                 raise no_job(job_id)
             state = found[job_id].state
@@ -227,9 +225,7 @@ class Desk:
                 hint="leave it out, or lower your own jobs' with -1 to -1000",
             )
 
-    def _verb(self, change: Change, request: ChangeRequest, now: model.Instant) -> None:
-        assert not isinstance(request, wire.Submit)
-        event, states = _LIVE_VERBS[type(request)]
+    def _verb(self, change: Change, request: VerbRequest, now: model.Instant) -> None:
         selection = request.selection
         validation.check_selection(selection, required=True)
         if isinstance(request, wire.Prioritize):
@@ -245,7 +241,7 @@ class Desk:
         if not is_named and selection.uid is None and not selection.everybody:
             # By pattern, everybody acts on their own: administrators say so if they mean others.
             selection = msgspec.structs.replace(selection, uid=change.peer.uid)
-        ids = self.store.ids(selection, None if is_named else states)
+        ids = self.store.ids(selection, None if is_named else _PICKED[type(request)])
         if len(ids) > CHANGES_MAX:
             raise UsageError(
                 f"that is about {len(ids)} jobs, and one request changes at most {CHANGES_MAX}:"
@@ -276,42 +272,12 @@ class Desk:
             )
         for row in found.values():
             if not self.accounts.may_act_for(change.peer, row.uid):
-                message = f"it is {row.user}'s job"
-                change.settled.append(
-                    wire.Change(
-                        id=row.id,
-                        ok=False,
-                        state=row.state,
-                        message=message,
-                        kind="not-permitted",
-                    )
-                )
-                continue
-            job_id = model.JobId(row.id)
-            if is_requeue and row.state.is_final:
-                job = finished_job(ended[row.id], self)
-                change.events.append(model.RequeueRequested(now, change.number, job_id, job))
-            elif row.state.is_final:
-                change.settled.append(
-                    wire.Change(
-                        id=row.id,
-                        ok=False,
-                        state=row.state,
-                        message=f"it has ended already: {row.state}",
-                        kind="usage",
-                    )
-                )
-            elif isinstance(request, wire.Cancel):
-                by = change.user if row.id in change.others else ""
-                change.events.append(
-                    model.CancelRequested(now, change.number, job_id, request.now, by)
-                )
-            elif isinstance(request, wire.Prioritize):
-                change.events.append(
-                    model.PrioritySet(now, change.number, job_id, request.priority)
-                )
+                change.settled.append(_no(row, f"it is {row.user}'s job", "not-permitted"))
+            elif row.state.is_final and not is_requeue:
+                change.settled.append(_no(row, f"it has ended already: {row.state}", "usage"))
             else:
-                change.events.append(event(now, change.number, job_id))
+                finished = finished_job(ended[row.id], self) if row.id in ended else None
+                change.events.append(_event(change, request, now, model.JobId(row.id), finished))
 
     def mine(self, selection: wire.Selection, peer: Peer) -> list[Row]:
         """The started jobs of a selection that this peer may act on.
@@ -503,6 +469,39 @@ def unavailable(reason: str) -> UnavailableError:
     return UnavailableError(
         f"the daemon cannot take changes just now: {reason}", hint="`rlq status` says more"
     )
+
+
+def _event(
+    change: Change,
+    request: VerbRequest,
+    now: model.Instant,
+    job_id: model.JobId,
+    finished: model.Job | None,
+) -> model.JobRequest:
+    """What a verb asks of one job; `finished`: a job that has ended, to be queued again."""
+    number = change.number
+    match request:
+        case wire.Cancel(now=at_once):
+            by = change.user if job_id in change.others else ""
+            return model.CancelRequested(now, number, job_id, at_once, by)
+        case wire.Hold():
+            return model.HoldRequested(now, number, job_id)
+        case wire.Release():
+            return model.ReleaseRequested(now, number, job_id)
+        case wire.Prioritize(priority=priority):
+            return model.PrioritySet(now, number, job_id, priority)
+        case wire.Pause():
+            return model.PauseRequested(now, number, job_id)
+        case wire.Resume():
+            return model.ResumeRequested(now, number, job_id)
+        case wire.Requeue():
+            return model.RequeueRequested(now, number, job_id, finished)
+        case _:
+            assert_never(request)
+
+
+def _no(row: Brief, message: str, kind: str) -> wire.Change:
+    return wire.Change(id=row.id, ok=False, state=row.state, message=message, kind=kind)
 
 
 def _accepted(request: ChangeRequest, state: JobState | None) -> str:
